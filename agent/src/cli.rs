@@ -1,0 +1,105 @@
+//! The command line.
+//!
+//! Exit status: 0 done, 1 it does not work here or now (the message says why), 2 wrong input.
+
+mod check;
+mod demo;
+mod doctor;
+mod rules;
+mod run;
+mod signals;
+
+use std::{path::PathBuf, process::ExitCode};
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use dislodge::{
+    check::{read_config, read_rules},
+    config::Config,
+    problem::Problem,
+    rule::RuleSet,
+};
+
+/// Finds requests that are pinned in an LLM server's inflight queue, says why, and gets them out.
+#[derive(Debug, Parser)]
+#[command(version, about)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Watch every SGLang scheduler of this node, alert, and (only where the configuration says so) free what is stuck
+    Run(run::Run),
+    /// Show it at work: pin a request in a small server, diagnose it, free it. Needs root, Python 3.10 or newer, 30 s
+    Demo(demo::Demo),
+    /// Check configuration and rules: every problem with file, line and column
+    Check(check::Check),
+    /// Say what this machine allows, and of each server whether the hook is in it
+    Doctor(doctor::Doctor),
+    /// Look at the rules
+    Rules(rules::Rules),
+}
+
+/// How output is written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum Output {
+    /// For people.
+    #[default]
+    Text,
+    /// For machines.
+    Json,
+}
+
+#[derive(Args, Debug)]
+struct Files {
+    /// Configuration file (YAML); without it every setting has its default
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Folder of rules that replaces the rules that come with the agent
+    #[arg(long, value_name = "DIR")]
+    rules: Option<PathBuf>,
+}
+
+impl Files {
+    /// The configuration and the rules; or every problem of both.
+    fn read(&self) -> Result<(Config, RuleSet), Vec<Problem>> {
+        let config = read_config(self.config.as_deref()).map(|mut config| {
+            if let Some(rules) = &self.rules {
+                config.rules = Some(rules.clone());
+            }
+            config
+        });
+        let folder = config.as_ref().map_or_else(|_| self.rules.clone(), |config| config.rules.clone());
+        match (config, read_rules(folder.as_deref())) {
+            (Ok(config), Ok(rules)) => Ok((config, rules)),
+            (config, rules) => Err([config.err(), rules.err()].into_iter().flatten().flatten().collect()),
+        }
+    }
+}
+
+impl Cli {
+    pub(crate) fn run(self) -> ExitCode {
+        match self.command {
+            Command::Run(run) => run.run(),
+            Command::Demo(demo) => demo.run(),
+            Command::Check(check) => check.run(),
+            Command::Doctor(doctor) => doctor.run(),
+            Command::Rules(rules) => rules.run(),
+        }
+    }
+}
+
+/// Says what is wrong; exit status 1.
+fn fail(message: impl std::fmt::Display) -> ExitCode {
+    eprintln!("dislodge: {message}");
+    ExitCode::FAILURE
+}
+
+/// Says what is wrong with the input; exit status 2.
+fn reject(problems: &[Problem]) -> ExitCode {
+    for problem in problems {
+        eprintln!("{problem}");
+    }
+    ExitCode::from(2)
+}

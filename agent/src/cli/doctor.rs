@@ -1,0 +1,171 @@
+//! `dislodge doctor`: what this machine allows, and of each server whether the hook is in it or why not.
+
+use std::{collections::HashMap, fs, process::ExitCode};
+
+use clap::Args;
+use dislodge::{
+    kernel::{
+        Kernel,
+        preflight::{Check, Machine, Outcome, judge},
+    },
+    target::{Target, discover, hook, marker},
+};
+use serde::Serialize;
+
+use super::{Output, fail};
+
+/// Smallest ring that can be loaded, to see whether the kernel takes the programs.
+const TRIAL_RING: u32 = 64 << 10;
+/// Longest environment of a server that is read.
+const MAX_ENVIRONMENT: usize = 1 << 20;
+/// Name of the hook's entry point in the group `sglang.srt.plugins`.
+const PLUGIN: &str = "dislodge";
+
+#[derive(Args, Debug)]
+pub(super) struct Doctor {
+    /// How to write the result
+    #[arg(short, long, value_enum, default_value_t)]
+    output: Output,
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    checks: Vec<Check>,
+    servers: Vec<Server>,
+}
+
+#[derive(Debug, Serialize)]
+struct Server {
+    #[serde(flatten)]
+    target: Target,
+    /// Version of the hook, when it is active.
+    hook: Option<String>,
+    /// Whether the marker library is mapped.
+    marker: bool,
+    /// Why the hook is not active, and what to do.
+    advice: Option<String>,
+}
+
+impl Doctor {
+    pub(super) fn run(self) -> ExitCode {
+        let mut checks = judge(&Machine::inspect());
+        checks.push(trial());
+        let report = Report { servers: discover::schedulers().into_iter().map(examine).collect(), checks };
+        match self.output {
+            Output::Json => match serde_json::to_string_pretty(&report) {
+                Ok(json) => println!("{json}"),
+                Err(error) => return fail(error),
+            },
+            Output::Text => report.print(),
+        }
+        let bad = report.checks.iter().any(|check| check.outcome == Outcome::Bad);
+        if bad { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+    }
+}
+
+/// Loads the programs and lets go of them.
+fn trial() -> Check {
+    let (outcome, found, fix) = match Kernel::load(TRIAL_RING) {
+        Ok(_) => (Outcome::Good, "the kernel takes them".to_owned(), None),
+        Err(error) => (Outcome::Bad, error.to_string(), Some("see the checks above".to_owned())),
+    };
+    Check { name: "bpf programs", outcome, found, fix }
+}
+
+fn examine(target: Target) -> Server {
+    let pid = target.key.pid;
+    let marker = marker::find(pid);
+    let hook = hook::inspect(pid);
+    let advice = match (&marker, &hook) {
+        (Ok(_), Ok(hook)) if hook.protocol == hook::PROTOCOL => None,
+        (Ok(_), Ok(_)) => Some("its hook is of another version: install the hook of this agent's".to_owned()),
+        (Ok(_), Err(error)) => Some(format!(
+            "{error}: it becomes active with the first pass of a prefill scheduler; a decode server has none"
+        )),
+        (Err(marker::MarkerError::NotMapped), _) => Some(why_not_loaded(&environment(pid))),
+        (Err(error), _) => Some(error.to_string()),
+    };
+    Server { target, hook: hook.ok().map(|hook| hook.hook), marker: marker.is_ok(), advice }
+}
+
+/// What the server's environment says about why the hook was not loaded.
+fn why_not_loaded(environment: &HashMap<String, String>) -> String {
+    if let Some(allowed) = environment.get("SGLANG_PLUGINS").filter(|list| !list.trim().is_empty())
+        && !allowed.split(',').any(|name| name.trim() == PLUGIN)
+    {
+        return format!(
+            "SGLANG_PLUGINS={allowed} does not allow the hook: add `{PLUGIN}` to it and restart the server"
+        );
+    }
+    match environment.get("PYTHONPATH") {
+        Some(path) if path.split(':').any(|folder| folder.trim_end_matches('/').ends_with("hook")) => {
+            "PYTHONPATH seems to name the hook, but it is not loaded: SGLang before 0.5.11 needs the folder \
+             hook/sitecustomize on PYTHONPATH too; from 0.5.11 look for `Failed to load plugin dislodge` in its log"
+                .to_owned()
+        }
+        _ => "the hook is not loaded: put the folder `hook` on the server's PYTHONPATH (and `hook/sitecustomize` for \
+              SGLang before 0.5.11) and restart it"
+            .to_owned(),
+    }
+}
+
+fn environment(pid: u32) -> HashMap<String, String> {
+    let mut bytes = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+    bytes.truncate(MAX_ENVIRONMENT);
+    bytes
+        .split(|byte| *byte == 0)
+        .filter_map(|entry| std::str::from_utf8(entry).ok()?.split_once('='))
+        .map(|(name, value)| (name.to_owned(), value.to_owned()))
+        .collect()
+}
+
+impl Report {
+    fn print(&self) {
+        for check in &self.checks {
+            let mark = match check.outcome {
+                Outcome::Good => "ok  ",
+                Outcome::Degraded => "warn",
+                Outcome::Bad => "FAIL",
+            };
+            println!("{mark}  {:<16} {}", check.name, check.found);
+            if let Some(fix) = &check.fix {
+                println!("      {:<16} → {fix}", "");
+            }
+        }
+        if self.servers.is_empty() {
+            println!(
+                "no SGLang scheduler runs on this node (process titles that begin with {})",
+                discover::SCHEDULER_TITLE
+            );
+        }
+        for Server { target, hook, advice, .. } in &self.servers {
+            let hook = hook.as_deref().map_or("not active".to_owned(), |hook| format!("active, {hook}"));
+            println!("pid {:<9} {}  hook: {hook}", target.key.pid, target.title);
+            if let Some(advice) = advice {
+                println!("      {:<16} → {advice}", "");
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn advice(variables: &[(&str, &str)]) -> String {
+        why_not_loaded(&variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect())
+    }
+
+    #[test]
+    fn an_allow_list_that_leaves_the_hook_out_is_named_with_the_fix() {
+        assert!(advice(&[("SGLANG_PLUGINS", "otel, other")]).contains("add `dislodge`"));
+        assert!(!advice(&[("SGLANG_PLUGINS", "otel, dislodge")]).contains("SGLANG_PLUGINS"));
+        assert!(!advice(&[("SGLANG_PLUGINS", " ")]).contains("SGLANG_PLUGINS"));
+    }
+
+    #[test]
+    fn a_path_that_names_the_hook_leads_to_the_log() {
+        assert!(advice(&[("PYTHONPATH", "/a:/opt/dislodge/hook/")]).contains("log"));
+        assert!(advice(&[]).contains("PYTHONPATH"));
+    }
+}

@@ -1,0 +1,163 @@
+//! Events and time in, verdicts out: everything between the ring and the sinks, without a kernel, a clock or a
+//! network. The pipeline feeds it live; tests and replays feed it whatever they like.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use crate::{
+    diagnose::{Cause, Diagnosis, diagnose},
+    event::{Event, ProcessKey, clock::Monotonic},
+    request::{
+        RequestKey,
+        tracker::{Change, Tracked, Tracker},
+    },
+    rule::{RuleIndex, RuleSet, alert::AlertState, evaluate::Evaluator, field::Subject},
+    verdict::{ServerIdentity, Verdict},
+};
+
+/// How long evaluating the rules may take in a tick; what is left over comes first in the next.
+const EVALUATION_BUDGET: Duration = Duration::from_millis(50);
+/// Pending and firing alerts at once; further ones are dropped and counted.
+const MAX_ALERTS: usize = 100_000;
+
+/// The state between the ring and the sinks.
+pub struct Core {
+    /// What is known of the node's requests.
+    pub tracker: Tracker,
+    evaluator: Evaluator,
+    identities: HashMap<ProcessKey, Arc<ServerIdentity>>,
+    active: BTreeMap<(RequestKey, RuleIndex), Arc<Verdict>>,
+}
+
+impl Core {
+    /// A core that evaluates `rules` over at most `max_requests` requests per server.
+    pub fn new(rules: RuleSet, max_requests: usize) -> Self {
+        Self {
+            tracker: Tracker::new(max_requests),
+            evaluator: Evaluator::new(rules, MAX_ALERTS),
+            identities: HashMap::new(),
+            active: BTreeMap::new(),
+        }
+    }
+
+    /// Starts to track a server. `clock_offset` is its time namespace's, in nanoseconds.
+    pub fn attach(&mut self, key: ProcessKey, identity: ServerIdentity, clock_offset: i64) {
+        self.identities.insert(key, Arc::new(identity));
+        self.tracker.attach(key, clock_offset);
+    }
+
+    /// Forgets a server; its requests end.
+    pub fn detach(&mut self, key: ProcessKey, now: Monotonic) -> Vec<Change> {
+        let mut changes = Vec::new();
+        self.tracker.detach(key, now, &mut changes);
+        self.identities.remove(&key);
+        changes
+    }
+
+    /// Applies one event and appends what it changed.
+    pub fn apply(&mut self, event: &Event, changes: &mut Vec<Change>) {
+        self.tracker.apply(event, changes);
+    }
+
+    /// Who a server is.
+    pub fn identity(&self, key: ProcessKey) -> Option<&Arc<ServerIdentity>> {
+        self.identities.get(&key)
+    }
+
+    /// Diagnoses one request.
+    pub fn diagnose(&self, key: RequestKey, now: Monotonic) -> Option<(Tracked<'_>, Diagnosis)> {
+        let tracked = self.tracker.get(key)?;
+        Some((tracked, diagnose(tracked.request, tracked.room, tracked.server, now)))
+    }
+
+    /// Evaluates the rules and returns every alert that changed.
+    pub fn tick(&mut self, now: Monotonic) -> Vec<Arc<Verdict>> {
+        let began = Instant::now();
+        let diagnoses: HashMap<RequestKey, (Tracked<'_>, Diagnosis)> = self
+            .tracker
+            .requests()
+            .map(|tracked| (tracked.key, (tracked, diagnose(tracked.request, tracked.room, tracked.server, now))))
+            .collect();
+        let subject = |key: RequestKey| {
+            let (tracked, diagnosis) = diagnoses.get(&key)?;
+            let (request, room, server) = (tracked.request, tracked.room, tracked.server);
+            Some(Subject { request, room, server, diagnosis, now })
+        };
+        let keys = diagnoses.keys().copied().collect();
+        let tick = self.evaluator.tick(keys, now, subject, EVALUATION_BUDGET, || began.elapsed());
+        let mut verdicts = Vec::new();
+        for transition in tick.transitions {
+            let place = (transition.key, transition.rule);
+            let verdict = match (subject(transition.key), self.evaluator.rules().get(transition.rule)) {
+                (Some(subject), Some(rule)) => {
+                    let identity = self.identities.get(&transition.key.process).cloned().unwrap_or_default();
+                    Some(Arc::new(Verdict::new(&transition, rule, &subject, identity)))
+                }
+                _ => self.active.get(&place).map(|active| Arc::new(Verdict::resolved(active, now))),
+            };
+            let Some(verdict) = verdict else { continue };
+            match transition.state {
+                AlertState::Resolved => {
+                    self.active.remove(&place);
+                }
+                AlertState::Pending | AlertState::Firing => {
+                    self.active.insert(place, Arc::clone(&verdict));
+                }
+            }
+            verdicts.push(verdict);
+        }
+        verdicts
+    }
+
+    /// The alerts that fire.
+    pub fn firing(&self) -> impl Iterator<Item = &Arc<Verdict>> {
+        self.active.values().filter(|verdict| verdict.state == AlertState::Firing)
+    }
+
+    /// The alerts that are pending or fire.
+    pub fn active(&self) -> impl Iterator<Item = &Arc<Verdict>> {
+        self.active.values()
+    }
+
+    /// Requests for which an alert fires, by cause.
+    pub fn stuck_by_cause(&self) -> HashMap<Cause, usize> {
+        let stuck: BTreeMap<RequestKey, Cause> =
+            self.firing().map(|verdict| (verdict.request, verdict.cause)).collect();
+        let mut counts = HashMap::new();
+        for cause in stuck.into_values() {
+            *counts.entry(cause).or_default() += 1;
+        }
+        counts
+    }
+
+    /// The rules and their counts.
+    pub fn evaluator(&self) -> &Evaluator {
+        &self.evaluator
+    }
+
+    /// Takes other rules. An alert that fires goes on when its rule still exists and still matches; the others end.
+    pub fn replace_rules(&mut self, rules: RuleSet, now: Monotonic) -> Vec<Arc<Verdict>> {
+        let mut evaluator = Evaluator::new(rules, MAX_ALERTS);
+        let mut kept = BTreeMap::new();
+        let mut ended = Vec::new();
+        for ((key, _), verdict) in std::mem::take(&mut self.active) {
+            let same = evaluator.rules().iter().find(|(_, rule)| rule.name == verdict.rule).map(|(index, _)| index);
+            match same {
+                Some(index) => {
+                    evaluator.restore(key, index, verdict.since, verdict.state == AlertState::Firing);
+                    kept.insert((key, index), verdict);
+                }
+                None if verdict.state == AlertState::Firing => {
+                    ended.push(Arc::new(Verdict::resolved(&verdict, now)));
+                }
+                None => {}
+            }
+        }
+        self.evaluator = evaluator;
+        self.active = kept;
+        ended
+    }
+}

@@ -1,0 +1,173 @@
+//! The agent's metrics. Label values are bounded: never a room or a request id.
+
+use std::sync::atomic::{AtomicI64, AtomicU64};
+
+use prometheus_client::{
+    encoding::EncodeLabelSet,
+    metrics::{counter::Counter, family::Family, gauge::Gauge, info::Info},
+    registry::{Registry, Unit},
+};
+
+/// One label, `reason`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct Reason {
+    /// Why.
+    pub reason: String,
+}
+
+/// One label, `outcome`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct OutcomeLabel {
+    /// How it ended.
+    pub outcome: &'static str,
+}
+
+/// One label, `cause`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct CauseLabel {
+    /// A diagnosis' cause.
+    pub cause: &'static str,
+}
+
+/// One label, `phase`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct PhaseLabel {
+    /// SGLang's name of the phase; `none` before the first poll.
+    pub phase: &'static str,
+}
+
+/// One label, `state`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct StateLabel {
+    /// How far the agent has got with a server.
+    pub state: &'static str,
+}
+
+/// Labels of an alert.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct AlertLabel {
+    /// The rule's name.
+    pub rule: String,
+    /// The rule's severity.
+    pub severity: &'static str,
+    /// `pending` or `firing`.
+    pub state: &'static str,
+}
+
+/// One label, `rule`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct RuleLabel {
+    /// The rule's name.
+    pub rule: String,
+}
+
+/// Labels of an Alertmanager.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct TargetLabel {
+    /// Its host and port.
+    pub target: String,
+    /// `sent`, `failed` or `rejected`.
+    pub result: &'static str,
+}
+
+type Count = Counter<u64, AtomicU64>;
+type Seconds = Gauge<f64, AtomicU64>;
+type Number = Gauge<i64, AtomicI64>;
+
+/// Every metric of the agent.
+#[derive(Clone, Debug, Default)]
+pub struct Metrics {
+    /// Marks that the BPF program saw.
+    pub events_seen: Count,
+    /// Events that the agent applied.
+    pub events_applied: Count,
+    /// Events lost on the way, by reason.
+    pub events_lost: Family<Reason, Count>,
+    /// Details that were cut or could not be read, by reason.
+    pub details_lost: Family<Reason, Count>,
+    /// Events that could not be decoded, by reason.
+    pub decode_errors: Family<Reason, Count>,
+    /// Events that the tracker could not use, by reason.
+    pub events_unused: Family<Reason, Count>,
+    /// Servers by how far the agent has got with them.
+    pub servers: Family<StateLabel, Number>,
+    /// Failures to attach to a server or to take its hook's channel, by reason.
+    pub attach_errors: Family<Reason, Count>,
+    /// Resynchronisations asked for, by reason.
+    pub resynchronisations: Family<Reason, Count>,
+    /// Messages of a hook that could not be used, by reason.
+    pub control_discarded: Family<Reason, Count>,
+    /// Live requests by phase.
+    pub requests: Family<PhaseLabel, Number>,
+    /// Requests in inflight queues.
+    pub inflight: Number,
+    /// Age of the oldest request in an inflight queue.
+    pub oldest_inflight: Seconds,
+    /// Requests for which an alert fires, by cause.
+    pub stuck: Family<CauseLabel, Number>,
+    /// Alerts by rule, severity and state.
+    pub alerts: Family<AlertLabel, Number>,
+    /// Conditions that failed when evaluated, by rule.
+    pub rule_errors: Family<RuleLabel, Count>,
+    /// Ticks whose budget did not reach every request.
+    pub evaluation_overruns: Count,
+    /// Reloads of the rules by outcome.
+    pub reloads: Family<OutcomeLabel, Count>,
+    /// Messages to Alertmanagers by target and result.
+    pub alertmanager: Family<TargetLabel, Count>,
+    /// Firing verdicts that found the Alertmanager sink full.
+    pub alertmanager_dropped: Count,
+    /// Records that could not be written to the audit log.
+    pub audit_errors: Count,
+    /// Remediations by outcome.
+    pub remediations: Family<OutcomeLabel, Count>,
+    /// Remediations that a guard refused, by reason: of the agent's, and `hook_…` of the hook's.
+    pub refusals: Family<Reason, Count>,
+}
+
+impl Metrics {
+    /// Registers every metric.
+    pub fn register(&self) -> Registry {
+        let mut registry = Registry::with_prefix("dislodge");
+        let build = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
+        registry.register("build", "The agent's version", build);
+        let r = &mut registry;
+        r.register("events_seen", "Marks that the BPF program saw", self.events_seen.clone());
+        r.register("events_applied", "Events that the agent applied", self.events_applied.clone());
+        r.register("events_lost", "Events lost on the way from BPF to the agent", self.events_lost.clone());
+        r.register("details_lost", "Details of events that were cut or could not be read", self.details_lost.clone());
+        r.register("decode_errors", "Events that could not be decoded", self.decode_errors.clone());
+        r.register("events_unused", "Events that the tracker could not use", self.events_unused.clone());
+        r.register("servers", "SGLang schedulers on this node, by how they are watched", self.servers.clone());
+        r.register("attach_errors", "Failures to attach to a server or its hook", self.attach_errors.clone());
+        r.register("resynchronisations", "Resynchronisations asked for", self.resynchronisations.clone());
+        r.register("control_discarded", "Messages of a hook that could not be used", self.control_discarded.clone());
+        r.register("requests", "Live requests by phase", self.requests.clone());
+        r.register("inflight_requests", "Requests in prefill inflight queues", self.inflight.clone());
+        let oldest = "Age of the oldest request in a prefill inflight queue";
+        r.register_with_unit("oldest_inflight_request_age", oldest, Unit::Seconds, self.oldest_inflight.clone());
+        r.register("stuck_requests", "Requests for which an alert fires, by cause", self.stuck.clone());
+        r.register("alerts", "Alerts by rule, severity and state", self.alerts.clone());
+        r.register("rule_errors", "Conditions that failed when evaluated", self.rule_errors.clone());
+        let overruns = "Ticks whose budget did not reach every request";
+        r.register("evaluation_overruns", overruns, self.evaluation_overruns.clone());
+        r.register("rule_reloads", "Reloads of the rules by outcome", self.reloads.clone());
+        r.register("alertmanager_messages", "Messages to Alertmanagers by result", self.alertmanager.clone());
+        let dropped = "Firing alerts that found the Alertmanager sink full";
+        r.register("alertmanager_dropped", dropped, self.alertmanager_dropped.clone());
+        r.register("audit_errors", "Records that could not be written to the audit log", self.audit_errors.clone());
+        r.register("remediations", "Remediations by outcome", self.remediations.clone());
+        r.register("remediation_refusals", "Remediations that a guard refused", self.refusals.clone());
+        registry
+    }
+
+    /// Adds to a counter what it lacks of `total`: for counts that are kept elsewhere.
+    pub fn raise(counter: &Count, total: u64) {
+        counter.inc_by(total.saturating_sub(counter.get()));
+    }
+}
+
+/// A `reason` label.
+pub fn reason(reason: &str) -> Reason {
+    Reason { reason: reason.to_owned() }
+}

@@ -1,0 +1,295 @@
+//! The one loop that owns all state: it drains the ring, evaluates, acts, and feeds the sinks.
+//!
+//! Draining, evaluating and looking for servers take turns in one `select!`; nothing else touches the state. The ring
+//! is the queue in front of the loop (what does not fit is counted in BPF), and each sink has its own behind it.
+
+pub mod notice;
+mod publish;
+mod remediate;
+mod servers;
+
+use std::{collections::HashMap, path::PathBuf, sync::Arc, time::Duration};
+
+use tokio::{
+    sync::{mpsc, oneshot},
+    time::{MissedTickBehavior, interval},
+};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    check,
+    config::Config,
+    core::Core,
+    event::{
+        ProcessKey,
+        clock::{Monotonic, WallClock},
+    },
+    kernel::{Kernel, ring::Ring},
+    metrics::{Metrics, OutcomeLabel, reason},
+    problem::Problem,
+    remedy::ladder::Ladder,
+    request::{RequestKey, tracker::Change},
+    rule::{Mode, RuleSet},
+    server::status::{Health, Status},
+    sink::{
+        alertmanager::{AlertmanagerSink, SetupError},
+        audit::{Audit, AuditError, AuditRecord},
+    },
+    verdict::Verdict,
+};
+use notice::Notice;
+use remediate::Decision;
+use servers::Server;
+
+/// How often rules are evaluated and the state is looked after: a fifth of the second that detection may take.
+const TICK: Duration = Duration::from_millis(200);
+/// Events applied before the loop looks at anything else.
+const MAX_BATCH: usize = 65_536;
+
+/// What the pipeline is made of.
+pub struct Parts {
+    /// Settings.
+    pub config: Config,
+    /// The rules to begin with.
+    pub rules: RuleSet,
+    /// The loaded programs.
+    pub kernel: Kernel,
+    /// The ring that they write.
+    pub ring: Ring,
+    /// The metrics to keep.
+    pub metrics: Metrics,
+    /// What the HTTP server asks about.
+    pub health: Arc<Health>,
+    /// Who watches what happens, as it happens (`dislodge demo`). A full channel drops the notice.
+    pub notices: Option<mpsc::Sender<Notice>>,
+    /// Whether servers are asked for their state. Off only in tests, which show what is not known then.
+    pub resynchronise: bool,
+}
+
+/// Why a pipeline cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The audit log.
+    #[error(transparent)]
+    Audit(#[from] AuditError),
+    /// The Alertmanagers.
+    #[error(transparent)]
+    Alertmanager(#[from] SetupError),
+}
+
+/// The loop's state.
+pub struct Pipeline {
+    config: Config,
+    core: Core,
+    kernel: Kernel,
+    ring: Ring,
+    metrics: Metrics,
+    health: Arc<Health>,
+    notices: Option<mpsc::Sender<Notice>>,
+    resynchronise: bool,
+    epoch: u64,
+    servers: HashMap<ProcessKey, Server>,
+    ladder: Ladder,
+    decisions: HashMap<RequestKey, Decision>,
+    acting: HashMap<RequestKey, Arc<Verdict>>,
+    alertmanager: Option<AlertmanagerSink>,
+    audit: Option<Audit>,
+    audit_failing: bool,
+}
+
+impl Pipeline {
+    /// Opens the sinks. Nothing is attached before [`run`](Self::run).
+    ///
+    /// # Errors
+    ///
+    /// The audit log cannot be opened, or the Alertmanagers' settings cannot be used.
+    pub fn start(parts: Parts) -> Result<Self, StartError> {
+        let Parts { config, rules, kernel, ring, metrics, health, notices, resynchronise } = parts;
+        let audit = config.audit.path.as_deref().map(Audit::open).transpose()?;
+        let alertmanager = (!config.alertmanager.urls.is_empty())
+            .then(|| AlertmanagerSink::start(config.alertmanager.clone().into()))
+            .transpose()?;
+        if config.mode > Mode::Observe && audit.is_none() {
+            tracing::warn!(mode = config.mode.name(), "no audit.path is set: what cannot be recorded is not done");
+        }
+        Ok(Self {
+            core: Core::new(rules, config.max_requests),
+            ladder: Ladder::new(config.remediation.max_per_minute),
+            epoch: Monotonic::now().0,
+            servers: HashMap::new(),
+            decisions: HashMap::new(),
+            acting: HashMap::new(),
+            audit_failing: false,
+            config,
+            kernel,
+            ring,
+            metrics,
+            health,
+            notices,
+            resynchronise,
+            alertmanager,
+            audit,
+        })
+    }
+
+    /// Runs until `stop`. `status` are questions of the HTTP server, `reload` asks for the rules to be read again.
+    pub async fn run(
+        mut self,
+        stop: CancellationToken,
+        mut status: mpsc::Receiver<oneshot::Sender<Status>>,
+        mut reload: mpsc::Receiver<()>,
+    ) {
+        let mut drain = interval(self.config.drain_interval);
+        let mut tick = interval(TICK);
+        let mut scan = interval(self.config.scan_interval);
+        for timer in [&mut drain, &mut tick, &mut scan] {
+            timer.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        }
+        let (found, mut targets) = mpsc::channel(1);
+        loop {
+            tokio::select! {
+                () = stop.cancelled() => break,
+                _ = drain.tick() => self.drain(),
+                _ = tick.tick() => self.tick(Monotonic::now()),
+                _ = scan.tick() => servers::look(found.clone()),
+                Some(found) = targets.recv() => self.meet(&found),
+                Some(answer) = status.recv() => {
+                    // The asker may have gone.
+                    let _ = answer.send(self.status(Monotonic::now()));
+                }
+                Some(()) = reload.recv() => self.reload(),
+            }
+        }
+        self.shut_down().await;
+    }
+
+    fn drain(&mut self) {
+        let Self { ring, core, metrics, .. } = self;
+        let mut changes = Vec::new();
+        let count = ring.drain(MAX_BATCH, |event| match event {
+            Ok(event) => core.apply(&event, &mut changes),
+            Err(error) => {
+                metrics.decode_errors.get_or_create(&reason(error.name())).inc();
+            }
+        });
+        self.metrics.events_applied.inc_by(count as u64);
+        self.changed(changes);
+        self.hear();
+    }
+
+    fn changed(&mut self, changes: Vec<Change>) {
+        for change in changes {
+            if let Some((key, outcome)) = self.ladder.observe(&change) {
+                self.acted(key, outcome);
+            }
+            if change.ended.is_some() {
+                self.decisions.remove(&change.key);
+            }
+            if self.notices.is_some() {
+                let rid = match &change.ended {
+                    Some(request) => request.rid.clone(),
+                    None => self.core.tracker.get(change.key).and_then(|tracked| tracked.request.rid.clone()),
+                };
+                self.notify(Notice::Step { change: Box::new(change), rid });
+            }
+        }
+    }
+
+    fn tick(&mut self, now: Monotonic) {
+        self.account();
+        self.resynchronise(now);
+        for verdict in self.core.tick(now) {
+            self.tell(verdict);
+        }
+        for (key, outcome) in self.ladder.expire(now) {
+            self.acted(key, outcome);
+        }
+        self.remediate(now);
+        self.publish(now);
+        self.health.ticked(now);
+    }
+
+    fn tell(&mut self, verdict: Arc<Verdict>) {
+        tracing::info!(
+            rule = &*verdict.rule,
+            state = verdict.state.name(),
+            cause = verdict.cause.name(),
+            pid = verdict.server.pid,
+            room = %verdict.room,
+            rid = verdict.rid.as_ref().map(|rid| rid.text.as_str()),
+            quiescence = %verdict.diagnosis.quiescence,
+            "alert"
+        );
+        self.record(&AuditRecord::Verdict(Arc::clone(&verdict)));
+        if let Some(sink) = &self.alertmanager {
+            sink.send(&verdict);
+        }
+        self.notify(Notice::Verdict(verdict));
+    }
+
+    /// Writes a record; `false` when it is not on disk. Without an audit log nothing is recorded.
+    fn record(&mut self, record: &AuditRecord) -> bool {
+        let Some(audit) = &mut self.audit else { return false };
+        let result = audit.record(record, WallClock::now().timestamp(Monotonic::now()));
+        let failing = result.is_err();
+        if let Err(error) = result {
+            self.metrics.audit_errors.inc();
+            if !self.audit_failing {
+                tracing::error!(%error, "nothing is done while the audit log cannot be written; observing goes on");
+            }
+        } else if self.audit_failing {
+            tracing::info!("the audit log can be written again");
+        }
+        self.audit_failing = failing;
+        !failing
+    }
+
+    fn notify(&self, notice: Notice) {
+        if let Some(notices) = &self.notices {
+            // A watcher that does not keep up misses some; the agent never waits for it.
+            let _ = notices.try_send(notice);
+        }
+    }
+
+    fn reload(&mut self) {
+        let outcome = match read_rules(self.config.rules.clone()) {
+            Ok(rules) => {
+                tracing::info!(rules = rules.len(), "rules reloaded");
+                for verdict in self.core.replace_rules(rules, Monotonic::now()) {
+                    self.tell(verdict);
+                }
+                "loaded"
+            }
+            Err(problems) => {
+                for problem in problems {
+                    tracing::error!("{problem}");
+                }
+                tracing::error!(
+                    "the old rules stay: mend the new ones (`dislodge check` names every problem) and reload"
+                );
+                "refused"
+            }
+        };
+        if let Some(audit) = &mut self.audit
+            && let Err(error) = audit.reopen()
+        {
+            tracing::error!(%error, "the audit log goes on in the old file");
+        }
+        self.metrics.reloads.get_or_create(&OutcomeLabel { outcome }).inc();
+    }
+
+    async fn shut_down(mut self) {
+        self.drain();
+        let attached: Vec<ProcessKey> = self.kernel.attached().collect();
+        for key in attached {
+            self.kernel.detach(key);
+        }
+        if let Some(sink) = self.alertmanager.take() {
+            sink.shutdown().await;
+        }
+    }
+}
+
+fn read_rules(folder: Option<PathBuf>) -> Result<RuleSet, Vec<Problem>> {
+    check::read_rules(folder.as_deref())
+}

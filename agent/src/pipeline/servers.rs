@@ -1,0 +1,230 @@
+//! Meeting servers and letting them go; what they lost, and asking them for their state.
+
+use std::{sync::Arc, time::Duration};
+
+use dislodge_ebpf::loss::ProcessCounters;
+use tokio::sync::mpsc;
+
+use super::{Pipeline, notice::Notice};
+use crate::{
+    event::{ProcessKey, clock::Monotonic},
+    metrics::{Metrics, reason},
+    remedy::control::{Answer, Channel, Verb},
+    request::ResyncReason,
+    target::{Target, discover, hook, marker},
+    verdict::ServerIdentity,
+};
+
+/// How long a server has to answer a question for its state completely, before it is asked again.
+const RESYNC_PATIENCE: Duration = Duration::from_secs(5);
+/// How long a server has to begin with it.
+const STATE_PATIENCE: Duration = Duration::from_secs(2);
+
+/// A scheduler that was found.
+pub(super) struct Server {
+    pub(super) target: Target,
+    pub(super) probe: Result<(), String>,
+    pub(super) control: Result<Channel, String>,
+    counted: ProcessCounters,
+    discarded: (u64, u64),
+}
+
+impl Server {
+    /// How far the agent has got with it: a bounded label.
+    pub(super) fn state(&self) -> &'static str {
+        match (&self.probe, &self.control) {
+            (Ok(()), Ok(_)) => "watched",
+            (Ok(()), Err(_)) => "without_control",
+            (Err(_), _) => "without_hook",
+        }
+    }
+}
+
+/// Looks for schedulers off the loop; a look that is still under way is not repeated.
+pub(super) fn look(found: mpsc::Sender<Vec<Target>>) {
+    if let Ok(permit) = found.try_reserve_owned() {
+        tokio::task::spawn_blocking(move || permit.send(discover::schedulers()));
+    }
+}
+
+impl Pipeline {
+    /// Takes note of the schedulers that there are now.
+    pub(super) fn meet(&mut self, found: &[Target]) {
+        let now = Monotonic::now();
+        let gone: Vec<ProcessKey> =
+            self.servers.keys().copied().filter(|key| !found.iter().any(|target| target.key == *key)).collect();
+        for key in gone {
+            self.let_go(key, now);
+        }
+        for target in found {
+            let server = self.servers.entry(target.key).or_insert_with(|| Server {
+                target: target.clone(),
+                probe: Err("not looked at yet".to_owned()),
+                control: Err("not looked at yet".to_owned()),
+                counted: ProcessCounters::default(),
+                discarded: (0, 0),
+            });
+            if server.probe.is_err() {
+                self.attach(target);
+            }
+            if self.servers.get(&target.key).is_some_and(|server| server.probe.is_ok() && server.control.is_err()) {
+                self.take_control(target.key);
+            }
+        }
+        self.health.scanned();
+    }
+
+    fn attach(&mut self, target: &Target) {
+        let key = target.key;
+        let result = match marker::find(key.pid) {
+            Ok(site) => self.kernel.attach(key, &site).map_err(|error| (true, error.to_string())),
+            Err(error) => Err((!matches!(error, marker::MarkerError::NotMapped), error.to_string())),
+        };
+        let probe = match result {
+            Ok(()) => {
+                let identity = ServerIdentity {
+                    pid: key.pid,
+                    start: key.start,
+                    title: target.title.clone(),
+                    node: self.config.node.clone(),
+                    container: None,
+                };
+                tracing::info!(pid = key.pid, title = target.title, "attached");
+                self.core.attach(key, identity, discover::clock_offset(key.pid));
+                if let Some(identity) = self.core.identity(key) {
+                    self.notify(Notice::Attached(Arc::clone(identity)));
+                }
+                Ok(())
+            }
+            Err((is_error, message)) => {
+                self.complain(key, is_error.then_some("probe"), &message, |server| server.probe.as_ref().err());
+                Err(message)
+            }
+        };
+        if let Some(server) = self.servers.get_mut(&key) {
+            server.probe = probe;
+        }
+    }
+
+    fn take_control(&mut self, key: ProcessKey) {
+        let control = match hook::take(key) {
+            Ok(taken) => {
+                tracing::info!(pid = key.pid, hook = taken.hook.hook, "control channel taken");
+                Ok(Channel::new(key, taken, self.epoch, discover::clock_offset(key.pid)))
+            }
+            Err(error) => {
+                let is_error = !matches!(error, hook::TakeError::NotActive);
+                let message = error.to_string();
+                self.complain(key, is_error.then_some(error.name()), &message, |server| server.control.as_ref().err());
+                Err(message)
+            }
+        };
+        if let Some(server) = self.servers.get_mut(&key) {
+            server.control = control;
+        }
+    }
+
+    /// Says once that something does not work with a server, and counts it when it is an error.
+    fn complain(
+        &self,
+        key: ProcessKey,
+        error: Option<&'static str>,
+        message: &str,
+        last: impl Fn(&Server) -> Option<&String>,
+    ) {
+        if self.servers.get(&key).and_then(last).is_some_and(|last| last == message) {
+            return;
+        }
+        match error {
+            Some(name) => {
+                tracing::warn!(pid = key.pid, "{message}");
+                self.metrics.attach_errors.get_or_create(&reason(name)).inc();
+            }
+            None => tracing::info!(pid = key.pid, "{message}"),
+        }
+    }
+
+    fn let_go(&mut self, key: ProcessKey, now: Monotonic) {
+        self.account_for(key);
+        self.kernel.detach(key);
+        if let Some(server) = self.servers.remove(&key)
+            && server.probe.is_ok()
+        {
+            tracing::info!(pid = key.pid, title = server.target.title, "server ended");
+            self.notify(Notice::Detached(key));
+        }
+        let changes = self.core.detach(key, now);
+        self.changed(changes);
+    }
+
+    /// Takes over what BPF has counted since the last time.
+    pub(super) fn account(&mut self) {
+        let attached: Vec<ProcessKey> = self.kernel.attached().collect();
+        for key in attached {
+            self.account_for(key);
+        }
+    }
+
+    fn account_for(&mut self, key: ProcessKey) {
+        let (Some(counters), Some(server)) = (self.kernel.counters(key), self.servers.get_mut(&key)) else { return };
+        let before = std::mem::replace(&mut server.counted, counters);
+        let Metrics { events_seen, events_lost, details_lost, .. } = &self.metrics;
+        events_seen.inc_by(counters.seen.saturating_sub(before.seen));
+        let lost = counters.ring_full.saturating_sub(before.ring_full);
+        for (family, name, count) in [
+            (events_lost, "ring_full", lost),
+            (details_lost, "fault", counters.detail_fault.saturating_sub(before.detail_fault)),
+            (details_lost, "truncated", counters.detail_truncated.saturating_sub(before.detail_truncated)),
+        ] {
+            family.get_or_create(&reason(name)).inc_by(count);
+        }
+        if lost > 0 {
+            tracing::warn!(pid = key.pid, lost, "events lost: the ring was full");
+            self.core.tracker.needs_resync(key.pid, ResyncReason::EventsLost);
+        }
+    }
+
+    /// Asks servers that are not known completely for their state.
+    pub(super) fn resynchronise(&mut self, now: Monotonic) {
+        if !self.resynchronise {
+            return;
+        }
+        for (key, why) in self.core.tracker.to_ask(now, RESYNC_PATIENCE) {
+            let Some(Server { control: Ok(channel), .. }) = self.servers.get_mut(&key) else { continue };
+            match channel.send(&Verb::State, now, STATE_PATIENCE) {
+                Ok(_) => {
+                    tracing::debug!(pid = key.pid, reason = why.name(), "asked for its state");
+                    self.metrics.resynchronisations.get_or_create(&reason(why.name())).inc();
+                    self.core.tracker.asked(key, self.epoch, why, now);
+                }
+                Err(error) => tracing::debug!(pid = key.pid, %error, "cannot ask for its state"),
+            }
+        }
+    }
+
+    /// Reads what hooks have answered.
+    pub(super) fn hear(&mut self) {
+        let now = Monotonic::now();
+        let mut answers: Vec<(ProcessKey, u64, Answer)> = Vec::new();
+        for (key, server) in &mut self.servers {
+            let Ok(channel) = &mut server.control else { continue };
+            if !channel.is_waiting() {
+                continue;
+            }
+            answers.extend(channel.receive(now).into_iter().map(|(id, answer)| (*key, id, answer)));
+            let discarded = channel.discarded();
+            let (malformed, unasked) = server.discarded;
+            let counts = &self.metrics.control_discarded;
+            counts.get_or_create(&reason("malformed")).inc_by(discarded.malformed.saturating_sub(malformed));
+            counts.get_or_create(&reason("unasked")).inc_by(discarded.unasked.saturating_sub(unasked));
+            server.discarded = (discarded.malformed, discarded.unasked);
+        }
+        for (process, command, answer) in answers {
+            if let Some((key, outcome)) = self.ladder.answered(process, command, &answer, now) {
+                self.acted(key, outcome);
+            } else if let Answer::Refused { reason, .. } = answer {
+                tracing::warn!(pid = process.pid, reason, "the hook refused");
+            }
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! What is known of one request, of its room and of its server.
+//!
+//! A request is known by its *sender's serial* in its process: rooms are reused and shared, and CPython gives a new
+//! sender the address of a freed one, so neither is ever a key.
+
+mod process;
+pub mod tracker;
+
+use serde::Serialize;
+
+use crate::event::{Backend, ChunkCounts, Hello, LeaveReason, Phase, ProcessKey, Rid, Room, clock::Monotonic};
+
+/// A request instance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+pub struct RequestKey {
+    /// Its server process.
+    pub process: ProcessKey,
+    /// The serial that the hook gave its sender: from 1, never reused in a process.
+    pub serial: u64,
+}
+
+/// What is known of one sender and its request.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// Serial of the sender.
+    pub serial: u64,
+    /// SGLang's `bootstrap_room`.
+    pub room: Room,
+    /// SGLang's request id: known once the request is in the inflight queue.
+    pub rid: Option<Rid>,
+    /// The transfer backend.
+    pub backend: Backend,
+    /// When the sender was created.
+    pub created: Monotonic,
+    /// What the sender polled last.
+    pub phase: Option<Phase>,
+    /// Since when.
+    pub phase_since: Monotonic,
+    /// When the request entered the inflight queue; nothing while it is not there.
+    pub entered: Option<Monotonic>,
+    /// Chunks given to `send()`.
+    pub sent_chunks: u32,
+    /// Pages given to `send()`.
+    pub sent_pages: u64,
+    /// Whether the last chunk was among them.
+    pub sent_last: bool,
+    /// When `abort()` was called last, and how many passes the scheduler had made by then.
+    pub aborted: Option<Aborted>,
+    /// When an `update_status(Failed)` of this room was dropped last, while this sender lived.
+    pub update_dropped: Option<Monotonic>,
+    /// When the decode side aborted the room last.
+    pub peer_aborted: Option<Monotonic>,
+    /// The other sender that was last seen on this room while both were live.
+    pub shared_with: Option<u64>,
+    /// The other sender that removed this room's status.
+    pub cleared_by: Option<u64>,
+    /// When a failure flag was set by us.
+    pub remedied: Option<Monotonic>,
+    /// How it ended, when it did.
+    pub ended: Option<Ended>,
+}
+
+/// An `abort()` that was seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Aborted {
+    /// When.
+    pub at: Monotonic,
+    /// Passes that the scheduler had made by then, as far as the agent saw.
+    pub passes: u64,
+}
+
+/// The end of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ended {
+    /// When.
+    pub at: Monotonic,
+    /// Why it left the inflight queue; nothing when it ended without having been there.
+    pub left: Option<LeaveReason>,
+}
+
+impl Request {
+    /// Whether it is in the inflight queue.
+    pub fn is_inflight(&self) -> bool {
+        self.entered.is_some() && self.ended.is_none()
+    }
+
+    /// Since when it waits: for the inflight queue to let it go, or for its bootstrap.
+    pub fn waiting_since(&self) -> Monotonic {
+        self.entered.unwrap_or(self.created)
+    }
+}
+
+/// What is known of a room in one process.
+#[derive(Clone, Debug, Default)]
+pub struct RoomState {
+    /// Serials of the live senders on it.
+    pub senders: Vec<u64>,
+    /// Its chunks, once the hook has said.
+    pub chunks: Option<ChunkCounts>,
+    /// When its counts were last above zero.
+    pub busy_until: Option<Monotonic>,
+    /// What `update_status` left behind last; nothing when the room was removed or never seen.
+    pub status: Option<Phase>,
+    /// Whether the room's status is known to be absent.
+    pub known_absent: bool,
+    /// Chunks given to `send()` by any sender of this room that the agent knows of.
+    pub sent_chunks: u64,
+}
+
+/// Why the tracker's picture of a process may be wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ResyncReason {
+    /// The agent has just attached.
+    Attached,
+    /// Events were lost.
+    EventsLost,
+    /// The queue length that the scheduler reports is not the tracker's.
+    QueueLengthDiffers,
+    /// An event named a sender that the tracker does not know.
+    UnknownSender,
+    /// An event's words were lost.
+    DetailLost,
+    /// Fewer entries came than the hook marked.
+    EntriesMissing,
+}
+
+impl ResyncReason {
+    /// Label value of metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Attached => "attached",
+            Self::EventsLost => "events_lost",
+            Self::QueueLengthDiffers => "queue_length_differs",
+            Self::UnknownSender => "unknown_sender",
+            Self::DetailLost => "detail_lost",
+            Self::EntriesMissing => "entries_missing",
+        }
+    }
+}
+
+/// How well the tracker knows a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sync {
+    /// Everything that lives is known.
+    Complete,
+    /// A resynchronisation is needed.
+    Needed(ResyncReason),
+    /// The hook was asked; its answer is not complete yet.
+    Asked {
+        /// The epoch asked for.
+        epoch: u64,
+        /// When.
+        at: Monotonic,
+        /// Why.
+        reason: ResyncReason,
+    },
+}
+
+/// What is known of a server process, beside its requests.
+#[derive(Clone, Debug)]
+pub struct ServerState {
+    /// What it said of itself.
+    pub hello: Option<Box<Hello>>,
+    /// How well it is known.
+    pub sync: Sync,
+    /// Length of the inflight queue as the scheduler reported it last, and when.
+    pub queue_length: Option<(u32, Monotonic)>,
+    /// Passes that the scheduler made, as far as the agent saw.
+    pub passes: u64,
+    /// Whether generation is paused.
+    pub paused: bool,
+}

@@ -1,0 +1,465 @@
+//! One traced process: its senders, rooms and queue, and how well all of it is known.
+
+use std::{
+    collections::{HashMap, HashSet},
+    time::Duration,
+};
+
+use super::{
+    Aborted, Ended, Request, RequestKey, ResyncReason, RoomState, ServerState, Sync,
+    tracker::{Change, Step, Tracked, Unused},
+};
+use crate::event::{
+    Backend, Body, ChunkCounts, Entry, Event, LeaveReason, Phase, ProcessKey, Rid, Room, clock::Monotonic,
+};
+
+/// `pass` marks with a wrong queue length, one after the other, before the tracker doubts itself: a mark of the same
+/// thread may still be on its way into the ring when the first is read.
+const PASSES_IN_DOUBT: u32 = 2;
+/// Rooms without a live sender that are kept because a handle of theirs may still be running.
+const MAX_ABANDONED_ROOMS: usize = 65_536;
+
+#[derive(Debug)]
+pub(super) struct Process {
+    key: ProcessKey,
+    clock_offset: i64,
+    state: ServerState,
+    requests: HashMap<u64, Request>,
+    rooms: HashMap<Room, RoomState>,
+    inflight: u32,
+    newest_serial: u64,
+    passes_in_doubt: u32,
+    resync: Option<Resync>,
+}
+
+/// A resynchronisation whose entries are arriving.
+#[derive(Debug)]
+struct Resync {
+    epoch: u64,
+    entries: u64,
+    alive: HashSet<u64>,
+}
+
+/// What applying an event needs beside the process.
+pub(super) struct Applying<'a> {
+    pub(super) at: Monotonic,
+    pub(super) changes: &'a mut Vec<Change>,
+    pub(super) unused: &'a mut Unused,
+    pub(super) max_requests: usize,
+}
+
+impl Process {
+    pub(super) fn new(key: ProcessKey, clock_offset: i64) -> Self {
+        Self {
+            key,
+            clock_offset,
+            state: ServerState {
+                hello: None,
+                sync: Sync::Needed(ResyncReason::Attached),
+                queue_length: None,
+                passes: 0,
+                paused: false,
+            },
+            requests: HashMap::new(),
+            rooms: HashMap::new(),
+            inflight: 0,
+            newest_serial: 0,
+            passes_in_doubt: 0,
+            resync: None,
+        }
+    }
+
+    pub(super) fn key(&self) -> ProcessKey {
+        self.key
+    }
+
+    pub(super) fn state(&self) -> &ServerState {
+        &self.state
+    }
+
+    pub(super) fn tracked(&self, serial: u64) -> Option<Tracked<'_>> {
+        self.requests.get(&serial).and_then(|request| self.with_room(request))
+    }
+
+    pub(super) fn all(&self) -> impl Iterator<Item = Tracked<'_>> {
+        self.requests.values().filter_map(|request| self.with_room(request))
+    }
+
+    fn with_room<'a>(&'a self, request: &'a Request) -> Option<Tracked<'a>> {
+        let key = self.request_key(request.serial);
+        Some(Tracked { key, request, room: self.rooms.get(&request.room)?, server: &self.state })
+    }
+
+    fn request_key(&self, serial: u64) -> RequestKey {
+        RequestKey { process: self.key, serial }
+    }
+
+    pub(super) fn needs_resync(&mut self, reason: ResyncReason) {
+        // While the first answer is outstanding the first reason stays: it explains why nothing is known.
+        if !matches!(self.state.sync, Sync::Needed(_)) {
+            self.state.sync = Sync::Needed(reason);
+        }
+        self.resync = None;
+    }
+
+    pub(super) fn to_ask(&self, now: Monotonic, patience: Duration) -> Option<ResyncReason> {
+        match self.state.sync {
+            Sync::Needed(reason) => Some(reason),
+            Sync::Asked { at, reason, .. } if now.since(at) >= patience => Some(reason),
+            Sync::Asked { .. } | Sync::Complete => None,
+        }
+    }
+
+    pub(super) fn asked(&mut self, epoch: u64, reason: ResyncReason, at: Monotonic) {
+        self.state.sync = Sync::Asked { epoch, at, reason };
+        self.resync = None;
+    }
+
+    /// The process is gone, and all its requests with it.
+    pub(super) fn end(mut self, at: Monotonic, changes: &mut Vec<Change>) {
+        let mut unused = Unused::default();
+        let mut applying = Applying { at, changes, unused: &mut unused, max_requests: usize::MAX };
+        for serial in self.serials() {
+            self.forget(serial, None, &mut applying);
+        }
+    }
+
+    fn serials(&self) -> Vec<u64> {
+        self.requests.keys().copied().collect()
+    }
+
+    pub(super) fn apply(&mut self, event: &Event, applying: &mut Applying<'_>) {
+        let at = event.at;
+        if event.detail_lost {
+            self.needs_resync(ResyncReason::DetailLost);
+        }
+        match &event.body {
+            Body::Hello(hello) => self.state.hello = Some(hello.clone()),
+            Body::StateBegin { epoch } => self.begin_resync(*epoch),
+            Body::Entry { room, sender, epoch, entry } => self.entry(*room, *sender, *epoch, entry, applying),
+            Body::StateEnd { epoch, entries } => self.end_resync(*epoch, *entries, applying),
+            Body::Open { room, sender, backend } => self.open(*room, *sender, *backend, applying),
+            Body::Close { sender, .. } => {
+                if self.requests.contains_key(sender) {
+                    self.forget(*sender, None, applying);
+                }
+            }
+            Body::Phase { sender, old, new, .. } => {
+                if let (Some(request), Some(new)) = (self.request(*sender, applying), *new) {
+                    request.phase = Some(new);
+                    request.phase_since = at;
+                    self.changed(*sender, Step::Phase { old: *old, new }, applying);
+                }
+            }
+            Body::Abort { sender, .. } => {
+                let passes = self.state.passes;
+                if let Some(request) = self.request(*sender, applying) {
+                    // The first one counts: a client that repeats itself must not start the clock again.
+                    request.aborted.get_or_insert(Aborted { at, passes });
+                    self.changed(*sender, Step::Aborted, applying);
+                }
+            }
+            Body::Update { room, requested, before, after } => {
+                self.update(*room, *requested, *before, *after, applying)
+            }
+            Body::Send { room, sender, pages, last } => {
+                if let Some(request) = self.request(*sender, applying) {
+                    request.sent_chunks = request.sent_chunks.saturating_add(1);
+                    request.sent_pages = request.sent_pages.saturating_add(u64::from(*pages));
+                    request.sent_last |= last;
+                    self.room(*room).sent_chunks += 1;
+                }
+            }
+            Body::Clear { room, sender, removed } => self.clear(*room, *sender, *removed, applying),
+            Body::Failure { sender, .. } => {
+                // In the inflight queue the `leave` mark follows, with the reason.
+                if self.request(*sender, applying).is_some_and(|request| !request.is_inflight()) {
+                    self.forget(*sender, None, applying);
+                }
+            }
+            Body::Enter { sender, rid, .. } => self.enter(*sender, rid.as_ref(), applying),
+            Body::Leave { sender, reason, .. } => self.leave(*sender, *reason, applying),
+            Body::PeerAbort { room, .. } => {
+                for serial in self.room(*room).senders.clone() {
+                    if let Some(request) = self.requests.get_mut(&serial) {
+                        request.peer_aborted = Some(at);
+                    }
+                }
+                self.drop_idle_room(*room);
+            }
+            Body::Chunk { room, counts, .. } => self.chunk(*room, *counts, at),
+            Body::Pass { queue_length, passes } => self.pass(*queue_length, *passes, at),
+            Body::Paused => self.state.paused = true,
+            Body::Resumed => self.state.paused = false,
+            Body::Remedy { sender, flag, .. } => {
+                if let Some(request) = self.request(*sender, applying) {
+                    request.remedied = Some(at);
+                    self.changed(*sender, Step::Remedied(*flag), applying);
+                }
+            }
+        }
+    }
+
+    fn room(&mut self, room: Room) -> &mut RoomState {
+        self.rooms.entry(room).or_default()
+    }
+
+    /// The request of a sender; an unknown one that is newer than all known means that its `open` was missed.
+    fn request(&mut self, serial: u64, applying: &mut Applying<'_>) -> Option<&mut Request> {
+        if !self.requests.contains_key(&serial) {
+            if serial > self.newest_serial {
+                applying.unused.unknown_sender += 1;
+                if self.state.sync == Sync::Complete {
+                    self.needs_resync(ResyncReason::UnknownSender);
+                }
+            }
+            return None;
+        }
+        self.requests.get_mut(&serial)
+    }
+
+    fn changed(&self, serial: u64, step: Step, applying: &mut Applying<'_>) {
+        applying.changes.push(Change { key: self.request_key(serial), at: applying.at, step, ended: None });
+    }
+
+    fn open(&mut self, room: Room, serial: u64, backend: Backend, applying: &mut Applying<'_>) {
+        self.insert(blank(serial, room, backend, applying.at), applying);
+        if let Some(resync) = &mut self.resync {
+            resync.alive.insert(serial);
+        }
+        self.changed(serial, Step::Opened, applying);
+    }
+
+    fn insert(&mut self, mut request: Request, applying: &mut Applying<'_>) {
+        if self.requests.len() >= applying.max_requests
+            && let Some(oldest) = self.requests.keys().min().copied()
+        {
+            applying.unused.retired += 1;
+            self.forget(oldest, None, applying);
+        }
+        let (serial, room) = (request.serial, request.room);
+        self.newest_serial = self.newest_serial.max(serial);
+        let state = self.rooms.entry(room).or_default();
+        if let Some(&other) = state.senders.iter().rfind(|other| **other != serial) {
+            request.shared_with.get_or_insert(other);
+            if let Some(other) = self.requests.get_mut(&other) {
+                other.shared_with.get_or_insert(serial);
+            }
+        }
+        if !state.senders.contains(&serial) {
+            state.senders.push(serial);
+        }
+        if request.is_inflight() {
+            self.inflight += 1;
+        }
+        self.requests.insert(serial, request);
+    }
+
+    /// Takes a request out and reports it as ended.
+    fn forget(&mut self, serial: u64, left: Option<LeaveReason>, applying: &mut Applying<'_>) {
+        let Some(mut request) = self.requests.remove(&serial) else { return };
+        if request.is_inflight() {
+            self.inflight = self.inflight.saturating_sub(1);
+        }
+        request.ended = Some(Ended { at: applying.at, left });
+        let room = request.room;
+        self.room(room).senders.retain(|other| *other != serial);
+        self.drop_idle_room(room);
+        applying.changes.push(Change {
+            key: self.request_key(serial),
+            at: applying.at,
+            step: left.map_or(Step::Ended, Step::Left),
+            ended: Some(Box::new(request)),
+        });
+    }
+
+    fn drop_idle_room(&mut self, room: Room) {
+        let Some(state) = self.rooms.get(&room) else { return };
+        let idle = |counts: &ChunkCounts| counts.queued == 0 && counts.working == 0;
+        let abandoned = state.chunks.is_some_and(|counts| counts.abandoned);
+        if state.senders.is_empty()
+            && state.chunks.as_ref().is_none_or(idle)
+            && (!abandoned || self.rooms.len() > MAX_ABANDONED_ROOMS)
+        {
+            self.rooms.remove(&room);
+        }
+    }
+
+    fn update(
+        &mut self,
+        room: Room,
+        requested: Option<Phase>,
+        before: Option<Phase>,
+        after: Option<Phase>,
+        applying: &mut Applying<'_>,
+    ) {
+        let dropped = requested == Some(Phase::Failed) && before.is_none() && after.is_none();
+        let state = self.room(room);
+        state.status = after;
+        state.known_absent = after.is_none();
+        let senders = state.senders.clone();
+        for serial in senders {
+            let Some(request) = self.requests.get_mut(&serial) else { continue };
+            if dropped {
+                request.update_dropped.get_or_insert(applying.at);
+                self.changed(serial, Step::UpdateDropped, applying);
+            } else if after.is_some() {
+                // The room is registered again: what a clear or a dropped update did to it is over.
+                request.cleared_by = None;
+                request.update_dropped = None;
+            }
+        }
+        self.drop_idle_room(room);
+    }
+
+    fn clear(&mut self, room: Room, serial: u64, removed: bool, applying: &mut Applying<'_>) {
+        if removed {
+            let state = self.room(room);
+            state.status = None;
+            state.known_absent = true;
+            for other in state.senders.clone() {
+                if other != serial
+                    && let Some(other) = self.requests.get_mut(&other)
+                {
+                    other.cleared_by = Some(serial);
+                }
+            }
+        }
+        let over = |request: &mut Request| !request.is_inflight() && request.phase == Some(Phase::Success);
+        if self.request(serial, applying).is_some_and(over) {
+            self.forget(serial, None, applying);
+        }
+        self.drop_idle_room(room);
+    }
+
+    fn enter(&mut self, serial: u64, rid: Option<&Rid>, applying: &mut Applying<'_>) {
+        let at = applying.at;
+        let Some(request) = self.request(serial, applying) else { return };
+        request.rid = rid.cloned().or(request.rid.take());
+        if request.entered.is_none() {
+            request.entered = Some(at);
+            self.inflight += 1;
+            self.changed(serial, Step::Entered, applying);
+        }
+    }
+
+    fn leave(&mut self, serial: u64, reason: LeaveReason, applying: &mut Applying<'_>) {
+        match reason {
+            LeaveReason::Success | LeaveReason::Failed => self.forget(serial, Some(reason), applying),
+            // The sender may live on: a request that is put back into a waiting queue keeps it.
+            LeaveReason::Removed => {
+                let Some(request) = self.request(serial, applying) else { return };
+                if request.entered.take().is_some() {
+                    self.inflight = self.inflight.saturating_sub(1);
+                    self.changed(serial, Step::Left(reason), applying);
+                }
+            }
+        }
+    }
+
+    fn chunk(&mut self, room: Room, counts: ChunkCounts, at: Monotonic) {
+        let state = self.room(room);
+        state.chunks = Some(counts);
+        state.busy_until = Some(at);
+        self.drop_idle_room(room);
+    }
+
+    fn pass(&mut self, queue_length: u32, passes: u32, at: Monotonic) {
+        self.state.paused = false;
+        self.state.passes += u64::from(passes);
+        self.state.queue_length = Some((queue_length, at));
+        if queue_length == self.inflight || self.state.sync != Sync::Complete {
+            self.passes_in_doubt = 0;
+            return;
+        }
+        self.passes_in_doubt += 1;
+        if self.passes_in_doubt >= PASSES_IN_DOUBT {
+            self.passes_in_doubt = 0;
+            self.needs_resync(ResyncReason::QueueLengthDiffers);
+        }
+    }
+
+    fn begin_resync(&mut self, epoch: u64) {
+        if matches!(self.state.sync, Sync::Asked { epoch: asked, .. } if asked == epoch) {
+            self.resync = Some(Resync { epoch, entries: 0, alive: HashSet::new() });
+        }
+    }
+
+    fn entry(&mut self, room: Room, serial: u64, epoch: u64, entry: &Entry, applying: &mut Applying<'_>) {
+        let Some(resync) = self.resync.as_mut().filter(|resync| resync.epoch == epoch) else { return };
+        resync.entries += 1;
+        resync.alive.insert(serial);
+        let entry = entry.clone().in_clock_of_the_node(self.clock_offset);
+        let known = self.requests.remove(&serial);
+        if known.as_ref().is_some_and(Request::is_inflight) {
+            self.inflight = self.inflight.saturating_sub(1);
+        }
+        let passes = self.state.passes;
+        let state = self.room(room);
+        state.chunks = Some(entry.chunks);
+        state.sent_chunks = state.sent_chunks.max(entry.sent_chunks.into());
+        state.known_absent |= entry.dropped.is_some() || entry.cleared_by.is_some();
+        let is_new = known.is_none();
+        let before = known.unwrap_or_else(|| blank(serial, room, entry.backend, applying.at));
+        let request = Request {
+            rid: entry.rid.or(before.rid),
+            created: entry.created.unwrap_or(before.created),
+            phase: entry.phase,
+            phase_since: entry.phase_since.unwrap_or(before.phase_since),
+            entered: entry.entered,
+            sent_chunks: entry.sent_chunks,
+            sent_pages: entry.sent_pages,
+            sent_last: entry.sent_last,
+            aborted: entry.aborted.map(|at| Aborted {
+                at,
+                // Passes before the agent came are not known; those since the resynchronisation count.
+                passes: before.aborted.map_or(passes, |aborted| aborted.passes),
+            }),
+            update_dropped: entry.dropped,
+            shared_with: entry.shared_with.or(before.shared_with),
+            cleared_by: entry.cleared_by,
+            ..before
+        };
+        self.insert(request, applying);
+        if is_new {
+            self.changed(serial, Step::Resynchronised, applying);
+        }
+    }
+
+    fn end_resync(&mut self, epoch: u64, entries: u64, applying: &mut Applying<'_>) {
+        let Some(resync) = self.resync.take_if(|resync| resync.epoch == epoch) else { return };
+        if resync.entries != entries {
+            self.needs_resync(ResyncReason::EntriesMissing);
+            return;
+        }
+        for serial in self.serials() {
+            if !resync.alive.contains(&serial) {
+                self.forget(serial, None, applying);
+            }
+        }
+        self.state.sync = Sync::Complete;
+    }
+}
+
+fn blank(serial: u64, room: Room, backend: Backend, at: Monotonic) -> Request {
+    Request {
+        serial,
+        room,
+        rid: None,
+        backend,
+        created: at,
+        phase: None,
+        phase_since: at,
+        entered: None,
+        sent_chunks: 0,
+        sent_pages: 0,
+        sent_last: false,
+        aborted: None,
+        update_dropped: None,
+        peer_aborted: None,
+        shared_with: None,
+        cleared_by: None,
+        remedied: None,
+        ended: None,
+    }
+}

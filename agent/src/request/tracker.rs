@@ -1,0 +1,161 @@
+//! All traced processes and their requests: events in, changes out. Bounded; owned by the pipeline's one loop.
+
+use std::{collections::HashMap, time::Duration};
+
+use super::{
+    Request, RequestKey, ResyncReason, RoomState, ServerState,
+    process::{Applying, Process},
+};
+use crate::event::{Event, FailureFlag, LeaveReason, Phase, ProcessKey, clock::Monotonic};
+
+/// What an event changed for a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Its sender was created.
+    Opened,
+    /// A resynchronisation told of it.
+    Resynchronised,
+    /// `poll()` returned another phase than before.
+    Phase {
+        /// The phase before; nothing for the first poll.
+        old: Option<Phase>,
+        /// The phase since.
+        new: Phase,
+    },
+    /// `abort()` was called.
+    Aborted,
+    /// `update_status(Failed)` was dropped.
+    UpdateDropped,
+    /// It entered the inflight queue.
+    Entered,
+    /// It left the inflight queue.
+    Left(LeaveReason),
+    /// The hook set a failure flag.
+    Remedied(Option<FailureFlag>),
+    /// It is over, or out of sight.
+    Ended,
+}
+
+/// A change of one request.
+#[derive(Clone, Debug)]
+pub struct Change {
+    /// Which.
+    pub key: RequestKey,
+    /// When.
+    pub at: Monotonic,
+    /// What.
+    pub step: Step,
+    /// The request itself where it is not tracked any more.
+    pub ended: Option<Box<Request>>,
+}
+
+/// Events that the tracker could not use, by reason.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Unused {
+    /// Events of a process that is not (or no longer) traced.
+    pub unknown_process: u64,
+    /// Events about a sender that the tracker does not know.
+    pub unknown_sender: u64,
+    /// Requests that were forgotten because there were too many.
+    pub retired: u64,
+}
+
+/// Everything that is known of the node's requests.
+#[derive(Debug)]
+pub struct Tracker {
+    processes: HashMap<u32, Process>,
+    max_requests: usize,
+    unused: Unused,
+}
+
+/// A request with everything that a diagnosis needs.
+#[derive(Clone, Copy, Debug)]
+pub struct Tracked<'a> {
+    /// Which.
+    pub key: RequestKey,
+    /// The request.
+    pub request: &'a Request,
+    /// Its room.
+    pub room: &'a RoomState,
+    /// Its server.
+    pub server: &'a ServerState,
+}
+
+impl Tracker {
+    /// A tracker for at most `max_requests` requests per process.
+    pub fn new(max_requests: usize) -> Self {
+        Self { processes: HashMap::new(), max_requests, unused: Unused::default() }
+    }
+
+    /// Starts to track a process. `clock_offset` is its time namespace's offset of CLOCK_MONOTONIC in nanoseconds.
+    pub fn attach(&mut self, key: ProcessKey, clock_offset: i64) {
+        self.processes.insert(key.pid, Process::new(key, clock_offset));
+    }
+
+    /// Forgets a process; what it had is reported as ended.
+    pub fn detach(&mut self, key: ProcessKey, at: Monotonic, changes: &mut Vec<Change>) {
+        if self.processes.get(&key.pid).is_some_and(|process| process.key() == key)
+            && let Some(process) = self.processes.remove(&key.pid)
+        {
+            process.end(at, changes);
+        }
+    }
+
+    /// Applies one event and appends what it changed.
+    pub fn apply(&mut self, event: &Event, changes: &mut Vec<Change>) {
+        let Some(process) = self.processes.get_mut(&event.pid) else {
+            self.unused.unknown_process += 1;
+            return;
+        };
+        let mut applying =
+            Applying { at: event.at, changes, unused: &mut self.unused, max_requests: self.max_requests };
+        process.apply(event, &mut applying);
+    }
+
+    /// Says that events of a process are missing.
+    pub fn needs_resync(&mut self, pid: u32, reason: ResyncReason) {
+        if let Some(process) = self.processes.get_mut(&pid) {
+            process.needs_resync(reason);
+        }
+    }
+
+    /// The processes to ask for their state now, with the reason. A question that was not answered within `patience`
+    /// counts as not asked.
+    pub fn to_ask(&self, now: Monotonic, patience: Duration) -> Vec<(ProcessKey, ResyncReason)> {
+        self.processes.values().filter_map(|process| Some((process.key(), process.to_ask(now, patience)?))).collect()
+    }
+
+    /// Says that a process was asked for its state.
+    pub fn asked(&mut self, key: ProcessKey, epoch: u64, reason: ResyncReason, at: Monotonic) {
+        if let Some(process) = self.processes.get_mut(&key.pid) {
+            process.asked(epoch, reason, at);
+        }
+    }
+
+    /// One request.
+    pub fn get(&self, key: RequestKey) -> Option<Tracked<'_>> {
+        let process = self.processes.get(&key.process.pid)?;
+        (process.key() == key.process).then(|| process.tracked(key.serial)).flatten()
+    }
+
+    /// What a process said of itself, and how well it is known.
+    pub fn server(&self, key: ProcessKey) -> Option<&ServerState> {
+        let process = self.processes.get(&key.pid)?;
+        (process.key() == key).then(|| process.state())
+    }
+
+    /// Every tracked process.
+    pub fn servers(&self) -> impl Iterator<Item = (ProcessKey, &ServerState)> {
+        self.processes.values().map(|process| (process.key(), process.state()))
+    }
+
+    /// Every live request.
+    pub fn requests(&self) -> impl Iterator<Item = Tracked<'_>> {
+        self.processes.values().flat_map(Process::all)
+    }
+
+    /// Events that could not be used so far.
+    pub fn unused(&self) -> Unused {
+        self.unused
+    }
+}

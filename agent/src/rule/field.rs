@@ -1,0 +1,275 @@
+//! What a condition can say about a request: the one table of fields, and the only place where a request becomes
+//! CEL values.
+
+use std::time::Duration;
+
+use cel::{
+    common::{
+        types::{CelBool, CelDouble, CelInt, CelString},
+        value::CowVal,
+    },
+    context::VariableResolver,
+};
+
+use crate::{
+    diagnose::{Cause, Diagnosis},
+    event::{Hello, Phase, clock::Monotonic},
+    request::{Request, RoomState, ServerState},
+};
+
+/// SGLang's own default of both time-outs, in seconds: for servers that have not said theirs.
+const DEFAULT_TIMEOUT: f64 = 300.0;
+
+/// A request with everything that conditions may ask about it, at one moment.
+#[derive(Clone, Copy, Debug)]
+pub struct Subject<'a> {
+    /// The request.
+    pub request: &'a Request,
+    /// Its room.
+    pub room: &'a RoomState,
+    /// Its server.
+    pub server: &'a ServerState,
+    /// Its diagnosis.
+    pub diagnosis: &'a Diagnosis,
+    /// When.
+    pub now: Monotonic,
+}
+
+impl Subject<'_> {
+    /// The age of the oldest thing that is known of the request: no field in seconds exceeds it, other than the
+    /// server's time-outs.
+    pub fn age(&self) -> Duration {
+        let request = self.request;
+        let oldest = [Some(request.phase_since), request.entered, request.aborted.map(|aborted| aborted.at)];
+        let oldest = oldest.into_iter().flatten().fold(request.created, Monotonic::min);
+        self.now.since(oldest)
+    }
+
+    fn seconds_since(&self, earlier: Monotonic) -> f64 {
+        self.now.since(earlier).as_secs_f64()
+    }
+
+    fn hello<T>(&self, field: impl Fn(&Hello) -> Option<T>) -> Option<T> {
+        self.server.hello.as_deref().and_then(field)
+    }
+}
+
+impl VariableResolver for Subject<'_> {
+    fn resolve<'b>(&'b self, variable: &str) -> Option<CowVal<'b, 'b>> {
+        Some(match (Field::named(variable)?.get)(self) {
+            Value::Text(text) => CowVal::owned(CelString::from(text)),
+            Value::Flag(flag) => CowVal::owned(CelBool::from(flag)),
+            Value::Count(count) => CowVal::owned(CelInt::from(count)),
+            Value::Seconds(seconds) => CowVal::owned(CelDouble::from(seconds)),
+        })
+    }
+}
+
+/// CEL type of a field.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// `string`
+    Text,
+    /// `bool`
+    Flag,
+    /// `int`
+    Count,
+    /// `double`
+    Seconds,
+}
+
+impl Kind {
+    /// CEL's name of the type.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Text => "string",
+            Self::Flag => "bool",
+            Self::Count => "int",
+            Self::Seconds => "double",
+        }
+    }
+}
+
+/// Value of a field.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Value<'a> {
+    /// Of a [`Kind::Text`].
+    Text(&'a str),
+    /// Of a [`Kind::Flag`].
+    Flag(bool),
+    /// Of a [`Kind::Count`].
+    Count(i64),
+    /// Of a [`Kind::Seconds`].
+    Seconds(f64),
+}
+
+/// One field.
+#[derive(Debug)]
+pub struct Field {
+    /// Its name in conditions.
+    pub name: &'static str,
+    /// Its type.
+    pub kind: Kind,
+    /// What it means, with its unit and what stands for "not known".
+    pub meaning: &'static str,
+    /// Where it comes from.
+    pub source: &'static str,
+    /// Every value that it can have, when these are few: conditions that compare it with another one are refused.
+    pub values: fn() -> Vec<&'static str>,
+    /// Whether it is a time since something that is known of the request: never more than [`Subject::age`].
+    pub is_age: bool,
+    get: for<'a> fn(&Subject<'a>) -> Value<'a>,
+}
+
+impl Field {
+    /// The field of that name.
+    pub fn named(name: &str) -> Option<&'static Self> {
+        FIELDS.iter().find(|field| field.name == name)
+    }
+
+    /// Its value for a request.
+    pub fn value<'a>(&self, subject: &Subject<'a>) -> Value<'a> {
+        (self.get)(subject)
+    }
+}
+
+const fn text(
+    name: &'static str,
+    meaning: &'static str,
+    source: &'static str,
+    values: fn() -> Vec<&'static str>,
+    get: for<'a> fn(&Subject<'a>) -> Value<'a>,
+) -> Field {
+    Field { name, kind: Kind::Text, meaning, source, values, is_age: false, get }
+}
+
+const fn flag(
+    name: &'static str,
+    meaning: &'static str,
+    source: &'static str,
+    get: for<'a> fn(&Subject<'a>) -> Value<'a>,
+) -> Field {
+    Field { name, kind: Kind::Flag, meaning, source, values: Vec::new, is_age: false, get }
+}
+
+const fn count(
+    name: &'static str,
+    meaning: &'static str,
+    source: &'static str,
+    get: for<'a> fn(&Subject<'a>) -> Value<'a>,
+) -> Field {
+    Field { name, kind: Kind::Count, meaning, source, values: Vec::new, is_age: false, get }
+}
+
+const fn seconds(
+    name: &'static str,
+    meaning: &'static str,
+    source: &'static str,
+    is_age: bool,
+    get: for<'a> fn(&Subject<'a>) -> Value<'a>,
+) -> Field {
+    Field { name, kind: Kind::Seconds, meaning, source, values: Vec::new, is_age, get }
+}
+
+/// What stands for the phase of a request that was never polled.
+const NOT_POLLED: &str = "NotPolled";
+
+/// Every field.
+pub static FIELDS: [Field; 21] = [
+    text(
+        "cause",
+        "why the request waits",
+        "diagnosis",
+        || Cause::ALL.map(Cause::name).to_vec(),
+        |it| Value::Text(it.diagnosis.cause.name()),
+    ),
+    text(
+        "phase",
+        "what poll() returned last, NotPolled before the first poll",
+        "marks: phase, entry",
+        || Phase::ALL.iter().map(|phase| phase.name()).chain([NOT_POLLED]).collect(),
+        |it| Value::Text(it.request.phase.map_or(NOT_POLLED, Phase::name)),
+    ),
+    text(
+        "backend",
+        "the transfer backend of the sender; fake senders are warm-ups and health checks",
+        "marks: open, entry",
+        || vec!["other", "nixl", "fake", "mooncake", "mori", "ascend"],
+        |it| Value::Text(it.request.backend.name()),
+    ),
+    text(
+        "quiescence",
+        "whether a write of the request may still be under way",
+        "diagnosis",
+        || vec!["NeverPosted", "Queued", "InFlight", "Quiescent", "Unknown"],
+        |it| Value::Text(it.diagnosis.quiescence.name()),
+    ),
+    text(
+        "confidence",
+        "how far the diagnosis can be trusted; low while events of the server are missing",
+        "diagnosis",
+        || vec!["high", "low"],
+        |it| Value::Text(it.diagnosis.confidence.name()),
+    ),
+    flag("inflight", "whether it is in the inflight queue now", "marks: enter, leave, entry", |it| {
+        Value::Flag(it.request.is_inflight())
+    }),
+    seconds("inflight_seconds", "time in the inflight queue; 0 when not there", "marks: enter, entry", true, |it| {
+        let entered = it.request.entered.filter(|_| it.request.is_inflight());
+        Value::Seconds(entered.map_or(0.0, |entered| it.seconds_since(entered)))
+    }),
+    seconds("phase_seconds", "time since poll() last returned something else", "marks: phase, entry", true, |it| {
+        Value::Seconds(it.seconds_since(it.request.phase_since))
+    }),
+    seconds(
+        "waiting_seconds",
+        "time in the inflight queue, or since its sender was created when it is not there",
+        "marks: open, enter, entry",
+        true,
+        |it| Value::Seconds(it.seconds_since(it.request.waiting_since())),
+    ),
+    seconds("abort_seconds", "time since abort() was called last; -1 when never", "marks: abort, entry", true, |it| {
+        Value::Seconds(it.request.aborted.map_or(-1.0, |aborted| it.seconds_since(aborted.at)))
+    }),
+    count("sent_chunks", "chunks given to send()", "marks: send, entry", |it| {
+        Value::Count(it.request.sent_chunks.into())
+    }),
+    count("sent_pages", "KV pages given to send()", "marks: send, entry", |it| {
+        Value::Count(i64::try_from(it.request.sent_pages).unwrap_or(i64::MAX))
+    }),
+    flag("room_shared", "whether another live sender has the room now", "marks: open, entry", |it| {
+        Value::Flag(it.room.senders.iter().any(|serial| *serial != it.request.serial))
+    }),
+    count("queue_length", "requests in the server's inflight queue; -1 when not reported yet", "marks: pass", |it| {
+        Value::Count(it.server.queue_length.map_or(-1, |(length, _)| length.into()))
+    }),
+    text("sglang", "the server's version; empty when not known", "marks: hello", Vec::new, |it| {
+        Value::Text(it.server.hello.as_deref().and_then(|hello| hello.sglang.as_deref()).unwrap_or_default())
+    }),
+    count("tp", "size of the attention TP group; 0 when not known", "marks: hello", |it| {
+        Value::Count(it.hello(|hello| hello.tp).map_or(0, i64::from))
+    }),
+    count("pp", "pipeline stages; 0 when not known", "marks: hello", |it| {
+        Value::Count(it.hello(|hello| hello.pp).map_or(0, i64::from))
+    }),
+    count("cp", "size of the attention CP group; 0 when not known", "marks: hello", |it| {
+        Value::Count(it.hello(|hello| hello.cp).map_or(0, i64::from))
+    }),
+    seconds(
+        "server_bootstrap_timeout_seconds",
+        "the server's own time-out of a bootstrap; 300, SGLang's default, when not known",
+        "marks: hello",
+        false,
+        |it| Value::Seconds(it.hello(|hello| hello.bootstrap_timeout).unwrap_or(DEFAULT_TIMEOUT)),
+    ),
+    seconds(
+        "server_waiting_timeout_seconds",
+        "the server's own time-out of a decode that waits; 300, SGLang's default, when not known",
+        "marks: hello",
+        false,
+        |it| Value::Seconds(it.hello(|hello| hello.waiting_timeout).unwrap_or(DEFAULT_TIMEOUT)),
+    ),
+    flag("paused", "whether generation is paused: a paused scheduler polls nobody", "marks: paused, resumed", |it| {
+        Value::Flag(it.server.paused)
+    }),
+];

@@ -1,0 +1,104 @@
+//! `/metrics`, `/live`, `/ready`, `/status` over HTTP.
+
+pub mod status;
+
+use std::{net::SocketAddr, sync::Arc};
+
+use axum::{
+    Json, Router,
+    extract::State,
+    http::{StatusCode, header},
+    response::{IntoResponse, Response},
+    routing::get,
+};
+use prometheus_client::{encoding::text::encode, registry::Registry};
+use tokio::{
+    net::TcpListener,
+    sync::{mpsc, oneshot},
+};
+use tokio_util::sync::CancellationToken;
+
+use crate::event::clock::Monotonic;
+use status::{Health, Status};
+
+/// What the routes need.
+#[derive(Clone, Debug)]
+pub struct Api {
+    /// The metrics.
+    pub registry: Arc<Registry>,
+    /// Whether the pipeline runs.
+    pub health: Arc<Health>,
+    /// Asks the pipeline for its status.
+    pub status: mpsc::Sender<oneshot::Sender<Status>>,
+}
+
+/// Why the API cannot be served.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// The address is taken or not this machine's.
+    #[error("cannot listen on {address}: {source}; set `listen` to a free address of this machine")]
+    Bind {
+        /// Where.
+        address: SocketAddr,
+        /// Why not.
+        source: std::io::Error,
+    },
+}
+
+/// Binds the API's address.
+///
+/// # Errors
+///
+/// The address is taken or not this machine's.
+pub async fn bind(address: SocketAddr) -> Result<TcpListener, ServeError> {
+    TcpListener::bind(address).await.map_err(|source| ServeError::Bind { address, source })
+}
+
+/// Serves the API until `stop`.
+pub async fn serve(listener: TcpListener, api: Api, stop: CancellationToken) {
+    let routes = Router::new()
+        .route("/metrics", get(metrics))
+        .route("/live", get(live))
+        .route("/ready", get(ready))
+        .route("/status", get(status))
+        .with_state(api);
+    if let Err(error) = axum::serve(listener, routes).with_graceful_shutdown(stop.cancelled_owned()).await {
+        tracing::error!(%error, "the HTTP server stopped");
+    }
+}
+
+async fn metrics(State(api): State<Api>) -> Response {
+    let mut text = String::new();
+    match encode(&mut text, &api.registry) {
+        Ok(()) => ([(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text)
+            .into_response(),
+        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+    }
+}
+
+async fn live(State(api): State<Api>) -> (StatusCode, &'static str) {
+    if api.health.is_live(Monotonic::now()) {
+        (StatusCode::OK, "live\n")
+    } else {
+        (StatusCode::SERVICE_UNAVAILABLE, "the pipeline's loop does not turn\n")
+    }
+}
+
+async fn ready(State(api): State<Api>) -> (StatusCode, &'static str) {
+    if api.health.is_ready(Monotonic::now()) {
+        (StatusCode::OK, "ready\n")
+    } else {
+        (StatusCode::SERVICE_UNAVAILABLE, "the first look for servers is not done\n")
+    }
+}
+
+async fn status(State(api): State<Api>) -> Response {
+    let (answer, status) = oneshot::channel();
+    if api.status.send(answer).await.is_err() {
+        return (StatusCode::SERVICE_UNAVAILABLE, "the pipeline has stopped\n").into_response();
+    }
+    match status.await {
+        Ok(status) => Json(status).into_response(),
+        Err(_) => (StatusCode::SERVICE_UNAVAILABLE, "the pipeline has stopped\n").into_response(),
+    }
+}

@@ -1,0 +1,191 @@
+//! What `/status` says, and whether the agent is alive and ready.
+
+use std::{
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    time::Duration,
+};
+
+use serde::Serialize;
+
+use crate::{
+    diagnose::Evidence,
+    event::{Hello, Rid, Room, clock::Monotonic},
+    rule::Mode,
+    verdict::Verdict,
+};
+
+/// How long the loop may take for a turn before the agent counts as dead.
+const LONGEST_TURN: Duration = Duration::from_secs(10);
+
+/// The state of the agent.
+#[derive(Clone, Debug, Serialize)]
+pub struct Status {
+    /// The agent's version.
+    pub version: &'static str,
+    /// The most that may be done about stuck requests.
+    pub mode: Mode,
+    /// Name of the node.
+    pub node: String,
+    /// The schedulers of the node.
+    pub servers: Vec<ServerStatus>,
+    /// The alerts that are pending or fire.
+    pub alerts: Vec<AlertStatus>,
+    /// Alerts beyond those.
+    pub alerts_not_listed: usize,
+}
+
+/// The state of one scheduler.
+#[derive(Clone, Debug, Serialize)]
+pub struct ServerStatus {
+    /// Process id.
+    pub pid: u32,
+    /// Process title.
+    pub title: String,
+    /// `watched`, `without_control` or `without_hook`.
+    pub state: &'static str,
+    /// Why there is no probe; nothing where there is one.
+    pub probe: Option<String>,
+    /// The control channel.
+    pub control: ControlStatus,
+    /// Whether every live request is known.
+    pub synchronised: bool,
+    /// What the server said of itself.
+    pub hello: Option<Hello>,
+    /// Length of the inflight queue as the scheduler reported it last.
+    pub queue_length: Option<u32>,
+    /// Whether generation is paused.
+    pub paused: bool,
+    /// Live requests.
+    pub requests: usize,
+    /// Marks that BPF saw.
+    pub events_seen: u64,
+    /// Events that were lost.
+    pub events_lost: u64,
+}
+
+/// The state of a control channel.
+#[derive(Clone, Debug, Serialize)]
+#[serde(tag = "state", rename_all = "snake_case")]
+pub enum ControlStatus {
+    /// This agent has it.
+    Taken {
+        /// Version of the hook.
+        hook: String,
+    },
+    /// This agent does not have it.
+    Missing {
+        /// Why not.
+        why: String,
+    },
+}
+
+/// An alert that is pending or fires.
+#[derive(Clone, Debug, Serialize)]
+pub struct AlertStatus {
+    /// The rule's name.
+    pub rule: String,
+    /// `pending` or `firing`.
+    pub state: &'static str,
+    /// `info`, `warning` or `critical`.
+    pub severity: &'static str,
+    /// Process id of the server.
+    pub pid: u32,
+    /// SGLang's request id.
+    pub rid: Option<Rid>,
+    /// SGLang's room.
+    pub room: Room,
+    /// Serial of the sender.
+    pub serial: u64,
+    /// Why it waits.
+    pub cause: &'static str,
+    /// `high` or `low`.
+    pub confidence: &'static str,
+    /// Whether a write may be under way.
+    pub quiescence: String,
+    /// For how long it has waited.
+    pub waiting_seconds: f64,
+    /// What speaks for the cause.
+    pub evidence: Vec<EvidenceStatus>,
+}
+
+/// One piece of evidence in words.
+#[derive(Clone, Debug, Serialize)]
+pub struct EvidenceStatus {
+    /// Where it was seen.
+    pub source: &'static str,
+    /// How long ago.
+    pub seconds_ago: f64,
+    /// What.
+    pub fact: String,
+}
+
+impl AlertStatus {
+    /// The state of the alert that `verdict` told of last.
+    pub fn of(verdict: &Verdict, now: Monotonic) -> Self {
+        let in_words = |evidence: &Evidence| EvidenceStatus {
+            source: evidence.source.name(),
+            seconds_ago: now.since(evidence.at).as_secs_f64(),
+            fact: evidence.fact.to_string(),
+        };
+        Self {
+            rule: verdict.rule.to_string(),
+            state: verdict.state.name(),
+            severity: verdict.severity.name(),
+            pid: verdict.server.pid,
+            rid: verdict.rid.clone(),
+            room: verdict.room,
+            serial: verdict.request.serial,
+            cause: verdict.cause.name(),
+            confidence: verdict.diagnosis.confidence.name(),
+            quiescence: verdict.diagnosis.quiescence.to_string(),
+            waiting_seconds: now.since(verdict.waiting_since).as_secs_f64(),
+            evidence: verdict.diagnosis.evidence.iter().map(in_words).collect(),
+        }
+    }
+}
+
+/// Whether the pipeline runs: written by its loop, read by the HTTP server.
+#[derive(Debug, Default)]
+pub struct Health {
+    last_tick: AtomicU64,
+    scanned: AtomicBool,
+}
+
+impl Health {
+    /// The loop has made a turn.
+    pub fn ticked(&self, now: Monotonic) {
+        self.last_tick.store(now.0, Ordering::Relaxed);
+    }
+
+    /// The node was looked over for servers.
+    pub fn scanned(&self) {
+        self.scanned.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the loop turns.
+    pub fn is_live(&self, now: Monotonic) -> bool {
+        now.since(Monotonic(self.last_tick.load(Ordering::Relaxed))) < LONGEST_TURN
+    }
+
+    /// Whether the loop turns and has looked for servers.
+    pub fn is_ready(&self, now: Monotonic) -> bool {
+        self.is_live(now) && self.scanned.load(Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_agent_is_live_while_its_loop_turns_and_ready_once_it_has_looked_around() {
+        let health = Health::default();
+        let at = |seconds: u64| Monotonic(seconds * 1_000_000_000);
+        assert!(!health.is_live(at(100)));
+        health.ticked(at(100));
+        assert!(health.is_live(at(109)) && !health.is_ready(at(109)));
+        health.scanned();
+        assert!(health.is_ready(at(109)));
+        assert!(!health.is_live(at(110)) && !health.is_ready(at(110)));
+    }
+}

@@ -1,0 +1,97 @@
+//! Finds SGLang's schedulers by their process titles, in containers too.
+
+use std::fs;
+
+use super::Target;
+use crate::event::ProcessKey;
+
+/// How every scheduler's title begins (`setproctitle` in SGLang's `run_scheduler_process`).
+pub const SCHEDULER_TITLE: &str = "sglang::scheduler";
+
+/// Longest part of a command line that is looked at: titles are short, command lines may be hostile.
+const MAX_TITLE: usize = 256;
+
+/// Every scheduler of this node. Processes that end meanwhile are left out.
+pub fn schedulers() -> Vec<Target> {
+    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
+    entries
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .filter_map(|pid| {
+            let title = title(&fs::read(format!("/proc/{pid}/cmdline")).ok()?)?;
+            Some(Target { key: process_key(pid)?, title })
+        })
+        .collect()
+}
+
+/// The process of a pid, as it is now; nothing when there is none.
+pub fn process_key(pid: u32) -> Option<ProcessKey> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    start_time(&stat).map(|start| ProcessKey { pid, start })
+}
+
+/// Field 22 of `/proc/PID/stat`. The name of the process (field 2) may hold spaces and parentheses.
+fn start_time(stat: &str) -> Option<u64> {
+    let (_, after_name) = stat.rsplit_once(')')?;
+    after_name.split_ascii_whitespace().nth(19)?.parse().ok()
+}
+
+/// The title of a scheduler, from its command line as `setproctitle` leaves it: padded with NUL.
+fn title(cmdline: &[u8]) -> Option<String> {
+    let first = cmdline.split(|byte| *byte == 0).next()?;
+    let text = std::str::from_utf8(first.get(..MAX_TITLE.min(first.len()))?).ok()?.trim_end();
+    text.starts_with(SCHEDULER_TITLE).then(|| text.to_owned())
+}
+
+/// The offset of a process's CLOCK_MONOTONIC to the node's, in nanoseconds: what `/proc/PID/timens_offsets` says.
+pub fn clock_offset(pid: u32) -> i64 {
+    fs::read_to_string(format!("/proc/{pid}/timens_offsets")).map(|text| monotonic_offset(&text)).unwrap_or(0)
+}
+
+fn monotonic_offset(text: &str) -> i64 {
+    text.lines()
+        .find_map(|line| {
+            let mut words = line.split_ascii_whitespace();
+            (words.next()? == "monotonic").then_some(())?;
+            let (seconds, nanoseconds): (i64, i64) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
+            seconds.checked_mul(1_000_000_000)?.checked_add(nanoseconds)
+        })
+        .unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_scheduler_is_known_by_its_padded_title() {
+        assert_eq!(title(b"sglang::scheduler_TP0\0\0\0\0").as_deref(), Some("sglang::scheduler_TP0"));
+        assert_eq!(title(b"sglang::scheduler\0").as_deref(), Some("sglang::scheduler"));
+        assert_eq!(title(b"python\0-m\0sglang::scheduler\0"), None);
+        assert_eq!(title(b"sglang::detokenizer\0"), None);
+        assert_eq!(title(b""), None);
+        assert_eq!(title(b"\xff\xfe"), None);
+    }
+
+    #[test]
+    fn a_start_time_is_found_behind_any_name() {
+        let fields = "S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 4711 0 0";
+        assert_eq!(start_time(&format!("12 (python) {fields}")), Some(4711));
+        assert_eq!(start_time(&format!("12 (a) b) {fields}")), Some(4711));
+        assert_eq!(start_time("12 (python) S 1"), None);
+    }
+
+    #[test]
+    fn this_process_has_a_key() {
+        let key = process_key(std::process::id()).unwrap();
+        assert_eq!(process_key(std::process::id()), Some(key));
+        assert!(key.start > 0);
+    }
+
+    #[test]
+    fn a_time_namespace_shifts_the_clock() {
+        assert_eq!(monotonic_offset("monotonic  3600  5\nboottime 0 0\n"), 3_600_000_000_005);
+        assert_eq!(monotonic_offset("monotonic -1 0\n"), -1_000_000_000);
+        assert_eq!(monotonic_offset("nonsense"), 0);
+    }
+}

@@ -1,0 +1,16 @@
+//! The contract between Dislodge's BPF programs and its agent: one definition, compiled for both sides.
+//!
+//! The library half of this package is `no_std` and is built for the host and for BPF alike; the binary half
+//! (`main.rs`) holds the programs and is built for BPF only.
+#![no_std]
+#![forbid(unsafe_code)]
+
+pub mod loss;
+pub mod wire;
+
+/// Name of the ring buffer map that carries every event.
+pub const EVENTS_MAP: &str = "EVENTS";
+/// Name of the hash map of traced processes: tgid → [`loss::ProcessCounters`]. A process that is not a key is not traced.
+pub const PROCESSES_MAP: &str = "PROCESSES";
+/// Name of the program attached to the entry of `dislodge_mark`.
+pub const MARK_PROGRAM: &str = "mark";

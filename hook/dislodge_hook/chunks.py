@@ -1,0 +1,233 @@
+"""How many chunks of a room are queued for a transfer worker, and how many are being worked on.
+
+`transfer_worker` (NIXL 0.5.12 and later) is one endless loop that cannot be wrapped; its queue can. `FastQueue`
+(disaggregation/common/utils.py) is patched as a class: `put` queues a chunk, `get` returning begins its work, the same
+thread's next `get` ends it. The counts decide whether pages may be freed, so each doubt counts against it.
+
+A chunk that ends with an error after it posted a transfer may leave a handle running: its room is *abandoned*. One that
+failed before it posted anything leaves nothing: 0.5.12 to 0.5.16 assert that the room still has its transfer metadata,
+which is how the second of two senders on a room fails there. Every post of NIXL's worker is a call of
+`nixl_agent.transfer` on the worker's own thread; where those calls are not seen, any error counts as abandoned.
+"""
+
+import collections
+import threading
+
+from . import marks, process, senders
+from .late import LateQueue
+
+QUEUED_AND_WORKING_MAX = 0xFFFF
+ABANDONED, ATTACHED_LATE, NO_QUEUES = 1 << 32, 1 << 33, 1 << 34
+
+ABANDONED_ROOMS = 65536
+"""Abandoned rooms that are remembered after their last sender; then the oldest are forgotten."""
+
+
+class Room:
+    """The chunks of one room. `abandoned`: one ended with an error, and a handle of it may still be running."""
+
+    __slots__ = ("queued", "working", "abandoned")
+
+    def __init__(self):
+        self.queued = self.working = 0
+        self.abandoned = False
+
+    def packed(self):
+        queued, working = min(self.queued, QUEUED_AND_WORKING_MAX), min(self.working, QUEUED_AND_WORKING_MAX)
+        return queued | working << 16 | (ABANDONED if self.abandoned else 0)
+
+
+WATCHED = "watched"  # the state of a queue whose every chunk is counted
+STATE = "_dislodge"  # the queue's attribute; its class has None
+
+# Scheduler, transfer workers and bootstrap thread all come here. The marks are made inside, so that their order is that
+# of the counts. Re-entrant, because an allocation inside can run anybody's finaliser.
+_lock = threading.RLock()
+_rooms = {}
+_abandoned = collections.OrderedDict()  # room: None, oldest first
+_work = threading.local()  # .chunk: the one that this thread works on
+_managers = []  # weak references to managers, for their `exceptions`
+_posts_seen = None  # whether each post of a worker is seen; None: there is no manager yet
+
+
+class Work:
+    """The chunk that a worker thread has in hand."""
+
+    __slots__ = ("room", "failed", "posted", "exception")
+
+    def __init__(self, room):
+        self.room = room
+        self.failed = False
+        self.posted = not _posts_seen
+        self.exception = _exception(room)
+
+
+def _room(room):
+    found = _rooms.get(room)
+    if found is None:
+        found = _rooms[room] = Room()
+    return found
+
+
+def _tidy(room):
+    chunks = _rooms.get(room)
+    if chunks is not None and not (chunks.queued or chunks.working or chunks.abandoned):
+        del _rooms[room]
+
+
+def _abandon(room):
+    _room(room).abandoned = True
+    _abandoned[room] = None
+    if len(_abandoned) <= ABANDONED_ROOMS:
+        return
+    for oldest in list(_abandoned)[:16]:  # a few per call: the table is full only on a server in deep trouble
+        if not senders.all_in(oldest):
+            del _abandoned[oldest]
+            if oldest in _rooms:
+                _rooms[oldest].abandoned = False
+                _tidy(oldest)
+
+
+def queue_made(queue):
+    """`FastQueue.__init__` was called under our eyes: every chunk of this queue will be counted."""
+    setattr(queue, STATE, WATCHED)
+
+
+def before_put(queue, item):
+    """Counts before the chunk can be taken. A `put` that raises leaves its count behind: a doubt, so it refuses."""
+    room = getattr(item, "room", None)
+    if room is None:
+        return None
+    with _lock:
+        chunks = _room(room)
+        chunks.queued += 1
+        marks.mark(marks.CHUNK_QUEUED, room, chunks.packed(), 0)
+    return queue, room
+
+
+def after_put(note, _result):
+    if note is None:
+        return
+    queue, room = note
+    state = getattr(queue, STATE)
+    if state is WATCHED:
+        return
+    with _lock:
+        _late(queue).put(room)
+
+
+def before_get(queue):
+    """The worker is back: its chunk has ended."""
+    with _lock:
+        _end_work()
+        if getattr(queue, STATE) is not WATCHED:
+            for room in _late(queue).back(len(queue._buf)):
+                _room(room).queued = max(0, _room(room).queued - 1)
+                _abandon(room)
+            _catch_up(queue)
+    return queue
+
+
+def after_get(queue, item):
+    """The worker has a chunk."""
+    room = getattr(item, "room", None)
+    with _lock:
+        counted = True
+        if getattr(queue, STATE) is not WATCHED:
+            counted = _late(queue).taken()
+            _catch_up(queue)
+        if room is None:
+            return
+        chunks = _room(room)
+        if counted:
+            chunks.queued = max(0, chunks.queued - 1)
+        chunks.working += 1
+        _work.chunk = Work(room)
+        marks.mark(marks.WORK_BEGIN, room, chunks.packed(), 0)
+
+
+def _end_work():
+    work = getattr(_work, "chunk", None)
+    if work is None:
+        return
+    _work.chunk, room = None, work.room
+    chunks = _room(room)
+    chunks.working = max(0, chunks.working - 1)
+    if work.posted and (work.failed or _exception(room) != work.exception):
+        _abandon(room)
+    marks.mark(marks.WORK_END, room, chunks.packed(), 0)
+    _tidy(room)
+
+
+def _late(queue):
+    state = getattr(queue, STATE)
+    if state is None:
+        state = LateQueue()
+        setattr(queue, STATE, state)
+    return state
+
+
+def _catch_up(queue):
+    if getattr(queue, STATE).caught_up:
+        setattr(queue, STATE, WATCHED)
+
+
+def failed(room):
+    """`update_status(room, Failed)`, `record_failure` or `conclude_failure` was called: an error of this thread's chunk,
+    if it is the room's."""
+    work = getattr(_work, "chunk", None)
+    if work is not None and work.room == room:
+        work.failed = True
+
+
+def posted():
+    """This thread posts a transfer."""
+    work = getattr(_work, "chunk", None)
+    if work is not None:
+        work.posted = True
+
+
+def manager_made(reference, posts_seen):
+    """Remembers a manager, weakly: NIXL's worker notes a chunk's exception in `manager.exceptions[room]`. `posts_seen`:
+    whether `posted` is called for each of its workers' posts."""
+    global _posts_seen
+    _managers.append(reference)
+    _posts_seen = posts_seen and _posts_seen is not False
+
+
+def _exception(room):
+    """Which exception the managers have noted for a room. An identity, since keeping the exception would keep its frames."""
+    noted = [getattr(reference(), "exceptions", None) for reference in list(_managers)]
+    return [id(exceptions[room]) for exceptions in noted if exceptions and room in exceptions]
+
+
+def late(manager):
+    """Whether a queue of this manager may hold, or its worker may work on, a chunk that was not counted."""
+    states = [getattr(queue, STATE, None) for queue in getattr(manager, "transfer_queues", None) or ()]
+    return any(state is not WATCHED and (state is None or state.unknown) for state in states)
+
+
+def found(manager, get):
+    """A manager that was there before the hook. Each of its queues has one worker, as NIXL's have. An error of a chunk
+    that was over by then is noted in `manager.exceptions`, at most."""
+    with _lock:
+        for room in list(getattr(manager, "exceptions", ())):
+            _abandon(room)
+        for queue in manager.transfer_queues:
+            if getattr(queue, STATE) is not WATCHED:
+                _late(queue).look(queue, get)
+
+
+def of(room):
+    """(queued, working, abandoned) of a room."""
+    with _lock:
+        chunks = _rooms.get(room)
+        return (chunks.queued, chunks.working, chunks.abandoned) if chunks else (0, 0, False)
+
+
+def _in_child():
+    global _lock
+    _lock = threading.RLock()  # a worker may have held it when the server forked
+
+
+process.after_fork(_in_child)

@@ -1,0 +1,246 @@
+"""The wrapped methods of senders and managers: each call becomes a mark, and no call becomes anything else.
+
+Where an override calls `super()`, both methods are wrapped and the outermost call marks.
+"""
+
+import functools
+import inspect
+import weakref
+
+from . import chunks, marks, process, senders, signature
+
+OURS = "_dislodge_wraps"
+"""A wrapper's attribute: the name of the method that it wraps."""
+
+SELF = ("self",)
+ROOM = ("bootstrap_room", "room")
+STATUS = ("status",)
+
+_outermost = {}
+_made = []  # weak references to managers: a process makes one or two
+
+
+def wrap_in(cls, name, make):
+    """Puts `make(original)` in the place of a method that this very class defines, once."""
+    original = cls.__dict__.get(name)
+    if not callable(original) or hasattr(original, OURS) or getattr(original, "__isabstractmethod__", False):
+        return
+    wrapper = make(original)
+    if wrapper is None:
+        return
+    setattr(wrapper, OURS, name)
+    setattr(cls, name, wrapper)
+    _outermost.clear()
+
+
+def outermost(cls, name):
+    """The wrapper that a call of this method on an instance of `cls` meets first."""
+    key = cls, name
+    if key not in _outermost:
+        candidates = (base.__dict__.get(name) for base in cls.__mro__)
+        _outermost[key] = next((f for f in candidates if hasattr(f, OURS)), None)
+    return _outermost[key]
+
+
+def acts(instance, wrapper):
+    return outermost(type(instance), getattr(wrapper, OURS)) is wrapper
+
+
+def observer(before=None, after=None, picks=()):
+    """For `wrap_in`: a wrapper that marks, with the original's signature."""
+    return lambda original: signature.wrap(original, before, after, picks, acts)
+
+
+# poll ----------------------------------------------------------------------------------------------------------------
+
+
+def poll_wrapper(original):
+    """The one wrapper that is called all the time: every request, every pass. It costs a comparison by identity; KVPoll's
+    values are small ints, of which CPython has one each."""
+    if list(inspect.signature(original).parameters) != ["self"]:
+        return None
+
+    def poll(self):
+        status = original(self)
+        if status is not self._dislodge_last:
+            polled(self, status, poll)
+        return status
+
+    return functools.wraps(original)(poll)
+
+
+def polled(sender, status, wrapper):
+    """The slow path: `poll` returned something else than last time. An inner `poll` that differs from the outer one (which
+    may hold a Success back) comes here each time and is not the sender's phase."""
+    try:
+        if process.inert or (wrapper is not None and not acts(sender, wrapper)):
+            return
+        record = senders.of(sender)
+        before, after = record.phase, marks.status(status)
+        setattr(sender, senders.LAST, status)
+        if before == after:
+            return
+        record.phase, record.phase_since = after, senders.now()
+        marks.mark(marks.PHASE, record.room, before | after << 8, record.serial)
+    except Exception as error:
+        process.fault("poll", error)
+
+
+# The other methods of a sender ---------------------------------------------------------------------------------------
+
+
+def present(sender):
+    """Whether the sender's room has a status."""
+    statuses = getattr(getattr(sender, "kv_mgr", None), "request_status", None)
+    return statuses is not None and getattr(sender, "bootstrap_room", None) in statuses
+
+
+def before_init(sender, room):
+    if senders.known(sender) is not None:  # `__init__` called again makes another sender of it
+        setattr(sender, senders.ATTRIBUTE, None)
+    senders.of(sender, room, created=senders.now())
+
+
+def before_abort(sender):
+    record = senders.of(sender)
+    record.aborted = senders.now()
+    marks.mark(marks.ABORT, record.room, int(present(sender)), record.serial)
+
+
+def before_send(sender, pages):
+    return senders.of(sender), sender, len(pages) if hasattr(pages, "__len__") else 0
+
+
+def after_send(note, _result):
+    if note is None:
+        return
+    record, sender, pages = note
+    if hasattr(sender, "curr_idx"):
+        last = getattr(sender, "num_kv_indices", None) == sender.curr_idx
+    else:
+        last = bool(getattr(sender, "has_sent", False))  # fake
+    record.sent_chunks += 1
+    record.sent_pages += pages
+    record.sent_last = record.sent_last or last
+    marks.mark(marks.SEND, record.room, min(pages, 0xFFFFFFFF) | int(last) << 32, record.serial)
+
+
+def before_clear(sender):
+    return senders.of(sender), sender, present(sender)
+
+
+def after_clear(note, _result):
+    if note is None:
+        return
+    record, sender, was_present = note
+    removed = was_present and not present(sender)
+    if removed:
+        for other in senders.live_in(record.room):
+            if other is not record:
+                other.cleared_by = record.serial
+    if record.phase == marks.SUCCESS:
+        record.ended = True
+    marks.mark(marks.CLEAR, record.room, int(removed), record.serial)
+
+
+def before_failure(sender):
+    record = senders.of(sender)
+    record.ended = True
+    marks.mark(marks.FAILURE, record.room, 0, record.serial)
+
+
+def wrap_sender(cls):
+    """Wraps what this class of a sender's MRO defines itself."""
+    wrap_in(cls, "__init__", observer(before_init, None, (SELF, ROOM)))
+    wrap_in(cls, "abort", observer(before_abort, None, (SELF,)))
+    wrap_in(cls, "send", observer(before_send, after_send, (SELF, ("kv_indices",))))
+    wrap_in(cls, "clear", observer(before_clear, after_clear, (SELF,)))
+    wrap_in(cls, "failure_exception", observer(before_failure, None, (SELF,)))
+    if senders.LAST not in cls.__dict__:
+        setattr(cls, senders.LAST, marks.NONE)
+        setattr(cls, senders.ATTRIBUTE, None)
+    wrap_in(cls, "poll", poll_wrapper)
+
+
+# Managers ------------------------------------------------------------------------------------------------------------
+
+
+def status_of(manager, room):
+    """The room's status, or None. 0.5.22 and later keep them in a PPConsensusStore when PP > 1."""
+    statuses = getattr(manager, "request_status", None)
+    if statuses is None:
+        return None
+    if hasattr(statuses, "get"):
+        return statuses.get(room)
+    return statuses[room] if room in statuses else None
+
+
+def before_update(manager, room, requested):
+    if requested == marks.FAILED:
+        chunks.failed(room)
+    if not senders.any_yet():
+        return None
+    return manager, room, requested, status_of(manager, room)
+
+
+def after_update(note, _result):
+    if note is None:
+        return
+    manager, room, requested, before = note
+    after = status_of(manager, room)
+    dropped = after != requested and after == before
+    if after == before and not dropped:
+        return
+    if dropped and requested == marks.FAILED:
+        for record in senders.live_in(room):
+            record.dropped = senders.now()
+    value = marks.status(requested) | marks.status(before) << 8 | marks.status(after) << 16
+    marks.mark(marks.UPDATE, room, value, 0)
+
+
+def before_failure_record(room):
+    chunks.failed(room)
+
+
+def before_peer_abort(manager, message):
+    """Decode's ABORT: frames `ABORT`, the room in ASCII, … (0.5.13 and later). Any other message is not one."""
+    if not message or message[0] != b"ABORT" or not senders.any_yet():
+        return
+    text = bytes(message[1])
+    room = int(text) if text.isdigit() else None
+    marks.mark(marks.PEER_ABORT, room, int(status_of(manager, room) is not None), 0)
+
+
+def after_manager(manager, _result):
+    _made.append(weakref.ref(manager))
+    follow(manager)
+
+
+def follow(manager):
+    """From here on, what this manager's workers post and how their chunks end is seen."""
+    reference = weakref.ref(manager)
+    if getattr(manager, "transfer_queues", None):
+        chunks.manager_made(reference, wrap_posts(type(getattr(manager, "agent", None))))
+
+
+def wrap_posts(cls):
+    """Wraps the one call through which a NIXL worker posts a transfer. False for an agent that is not NIXL's."""
+    if cls.__name__ != "nixl_agent":
+        return False
+    wrap_in(cls, "transfer", lambda original: signature.wrap(original, chunks.posted))
+    return hasattr(cls.__dict__.get("transfer"), OURS)
+
+
+def made_under_our_eyes(manager):
+    """Whether the hook was there when this manager was made."""
+    return any(reference() is manager for reference in _made)
+
+
+def wrap_manager(cls):
+    """Wraps what this class of a manager's MRO defines itself."""
+    wrap_in(cls, "__init__", observer(lambda manager: manager, after_manager, (SELF,)))
+    wrap_in(cls, "update_status", observer(before_update, after_update, (SELF, ROOM, STATUS)))
+    wrap_in(cls, "record_failure", observer(before_failure_record, None, (ROOM,)))
+    wrap_in(cls, "conclude_failure", observer(before_failure_record, None, (ROOM,)))
+    wrap_in(cls, "_handle_abort_notification", observer(before_peer_abort, None, (SELF, ("msg",))))
+

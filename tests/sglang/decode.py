@@ -1,0 +1,104 @@
+"""The decode peer of `server.py`: receives the rooms that it is told on stdin, and reports on each whether its data is right.
+
+    decode.py RELEASE_DIR BOOTSTRAP_PORT
+
+Takes lines `ROOM PAGES`; answers `{"room": …, "state": "Success" | "Failed", "data": true | false}`. It is titled as a decode
+server's scheduler is, loads plugins as one does, and never runs the prefill's pass.
+"""
+
+import ctypes
+import json
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+
+from setproctitle import setproctitle
+
+import release
+from memory import SLOTS, Memory, pattern
+
+PR_SET_PDEATHSIG = 1
+
+
+class Decode:
+    def __init__(self, folder: Path, bootstrap_port: int, answers):
+        self.answers = answers
+        loaded = release.load(folder, bootstrap_port, release_kv_cache=lambda *_, **__: None)
+        loaded.server_args.disaggregation_mode = "decode"
+        release.load_plugins()
+        setproctitle("sglang::scheduler_TP0")
+        from sglang.srt.disaggregation.base.conn import KVPoll
+        from sglang.srt.disaggregation.nixl.conn import NixlKVManager, NixlKVReceiver
+        from sglang.srt.disaggregation.utils import DisaggregationMode
+
+        self.address, self.state_indices = f"127.0.0.1:{bootstrap_port}", release.state_indices(folder)
+        self.terminal = {KVPoll.Success: "Success", KVPoll.Failed: "Failed"}
+        self.memory, self.free = Memory(), list(range(SLOTS))
+        self.receiver_class = NixlKVReceiver
+        self.manager = NixlKVManager(self.memory.kv_args(), DisaggregationMode.DECODE, loaded.server_args, False)
+        self.waiting = []
+
+    def receive(self, room: int, pages: int):
+        slot = self.free.pop(0)
+        self.memory.fill(slot, pages, 0)
+        receiver = self.receiver_class(mgr=self.manager, bootstrap_addr=self.address, bootstrap_room=room)
+        receiver.init(0)
+        receiver.send_metadata(self.memory.pages(slot, pages), aux_index=slot, state_indices=self.state_indices)
+        self.waiting.append((room, receiver, slot, pages))
+
+    def poll(self):
+        for entry in list(self.waiting):
+            room, receiver, slot, pages = entry
+            state = receiver.poll()
+            if state not in self.terminal:
+                continue
+            data = self.memory.holds(slot, pages, pattern(room))
+            self.answers.write(json.dumps({"room": room, "state": self.terminal[state], "data": data}) + "\n")
+            self.answers.flush()
+            receiver.clear()
+            self.waiting.remove(entry)
+            if self.terminal[state] == "Success":  # into a failed request's pages a late write may still come
+                self.free.append(slot)
+
+    def run(self):
+        for _ in release.until(lambda: self.manager.try_ensure_parallel_info(self.address), "the prefill server"):
+            time.sleep(0.1)
+        inbox = queue.SimpleQueue()
+        threading.Thread(target=read_lines, args=(inbox,), daemon=True).start()
+        while True:
+            while not inbox.empty():
+                line = inbox.get()
+                if line is None:
+                    return
+                self.receive(*map(int, line.split()))
+            self.poll()
+            time.sleep(0.001)
+
+
+def read_lines(inbox):
+    for line in sys.stdin:
+        inbox.put(line)
+    inbox.put(None)
+
+
+def die_with_the_server(server: int):
+    """Also when stopped."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != server:
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    status = 0
+    die_with_the_server(int(os.environ["SERVER_PID"]))
+    try:
+        Decode(Path(sys.argv[1]), int(sys.argv[2]), release.private_stdout()).run()
+    except Exception:
+        traceback.print_exc()
+        status = 1
+    os._exit(status)  # the manager's threads are not daemons
