@@ -29,7 +29,11 @@ fn bpf_object(ebpf: &Path, out: &Path) -> Result<()> {
     }
     let committed = fs::read_to_string(ebpf.join("dislodge.bpf.sha256")).unwrap_or_default();
     if committed.trim() != digest(ebpf)? {
-        let build = Command::new(ebpf.join("build")).env_remove("CARGO_TARGET_DIR").status();
+        // Cargo's variables for this build name another compiler and other flags than the nested build needs.
+        let kept = env::vars_os().filter(|(name, _)| {
+            ["PATH", "HOME", "CARGO_HOME", "LD_LIBRARY_PATH", "BPF_RUSTC", "BPF_CARGO"].iter().any(|kept| name == kept)
+        });
+        let build = Command::new(ebpf.join("build")).env_clear().envs(kept).status();
         if !build.is_ok_and(|status| status.success()) {
             bail!(
                 "ebpf/dislodge.bpf.o was not compiled from the sources in ebpf/src, and could not be compiled here: \

@@ -62,6 +62,8 @@ pub struct Parts {
     pub health: Arc<Health>,
     /// Who watches what happens, as it happens (`dislodge demo`). A full channel drops the notice.
     pub notices: Option<mpsc::Sender<Notice>>,
+    /// The only processes to watch; every scheduler of the node when empty.
+    pub only: Vec<u32>,
     /// Whether servers are asked for their state. Off only in tests, which show what is not known then.
     pub resynchronise: bool,
 }
@@ -86,6 +88,7 @@ pub struct Pipeline {
     metrics: Metrics,
     health: Arc<Health>,
     notices: Option<mpsc::Sender<Notice>>,
+    only: Vec<u32>,
     resynchronise: bool,
     epoch: u64,
     servers: HashMap<ProcessKey, Server>,
@@ -104,7 +107,7 @@ impl Pipeline {
     ///
     /// The audit log cannot be opened, or the Alertmanagers' settings cannot be used.
     pub fn start(parts: Parts) -> Result<Self, StartError> {
-        let Parts { config, rules, kernel, ring, metrics, health, notices, resynchronise } = parts;
+        let Parts { config, rules, kernel, ring, metrics, health, notices, only, resynchronise } = parts;
         let audit = config.audit.path.as_deref().map(Audit::open).transpose()?;
         let alertmanager = (!config.alertmanager.urls.is_empty())
             .then(|| AlertmanagerSink::start(config.alertmanager.clone().into()))
@@ -126,6 +129,7 @@ impl Pipeline {
             metrics,
             health,
             notices,
+            only,
             resynchronise,
             alertmanager,
             audit,
@@ -152,7 +156,7 @@ impl Pipeline {
                 _ = drain.tick() => self.drain(),
                 _ = tick.tick() => self.tick(Monotonic::now()),
                 _ = scan.tick() => servers::look(found.clone()),
-                Some(found) = targets.recv() => self.meet(&found),
+                Some(found) = targets.recv() => self.meet(found),
                 Some(answer) = status.recv() => {
                     // The asker may have gone.
                     let _ = answer.send(self.status(Monotonic::now()));

@@ -21,6 +21,8 @@ def requests_of(scheduler):
     yield from getattr(scheduler, "waiting_queue", None) or ()
     for name in ("cur_batch", "last_batch", "running_batch"):
         yield from getattr(getattr(scheduler, name, None), "reqs", None) or ()
+    for item in list(getattr(scheduler, "result_queue", None) or ()):  # of the overlapped loop: (batch, result)
+        yield from getattr(item[0], "reqs", None) or ()
     chunked = getattr(scheduler, "chunked_req", None)
     if chunked is not None:
         yield chunked

@@ -34,6 +34,9 @@ pub(super) struct Run {
     /// Audit log; overrides the configuration
     #[arg(long, value_name = "FILE")]
     audit: Option<PathBuf>,
+    /// Watch only this process (repeatable), instead of every scheduler of the node
+    #[arg(long, value_name = "PID")]
+    pid: Vec<u32>,
     /// Never ask servers for their state: shows what is not known then
     #[arg(long, hide = true)]
     no_resynchronise: bool,
@@ -90,8 +93,8 @@ impl Run {
                 tracing::info!(%address, mode = config.mode.name(), "serving /metrics, /live, /ready, /status");
             }
             let api = Api { registry, health: Arc::clone(&health), status: ask };
-            let (notices, resynchronise) = (None, !self.no_resynchronise);
-            let parts = Parts { config, rules, kernel, ring, metrics, health, notices, resynchronise };
+            let (notices, only, resynchronise) = (None, self.pid, !self.no_resynchronise);
+            let parts = Parts { config, rules, kernel, ring, metrics, health, notices, only, resynchronise };
             let pipeline = match Pipeline::start(parts) {
                 Ok(pipeline) => pipeline,
                 Err(error) => return fail(error),

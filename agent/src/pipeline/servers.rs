@@ -49,14 +49,15 @@ pub(super) fn look(found: mpsc::Sender<Vec<Target>>) {
 
 impl Pipeline {
     /// Takes note of the schedulers that there are now.
-    pub(super) fn meet(&mut self, found: &[Target]) {
+    pub(super) fn meet(&mut self, mut found: Vec<Target>) {
         let now = Monotonic::now();
+        found.retain(|target| self.only.is_empty() || self.only.contains(&target.key.pid));
         let gone: Vec<ProcessKey> =
             self.servers.keys().copied().filter(|key| !found.iter().any(|target| target.key == *key)).collect();
         for key in gone {
             self.let_go(key, now);
         }
-        for target in found {
+        for target in &found {
             let server = self.servers.entry(target.key).or_insert_with(|| Server {
                 target: target.clone(),
                 probe: Err("not looked at yet".to_owned()),

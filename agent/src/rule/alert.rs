@@ -123,6 +123,11 @@ impl Alerts {
         self.active.range(rules).map(|((_, rule), active)| (*rule, active.firing))
     }
 
+    /// Whether `rule` has a pending or firing alert for a request.
+    pub fn contains(&self, key: RequestKey, rule: RuleIndex) -> bool {
+        self.active.contains_key(&(key, rule))
+    }
+
     /// Every request that has an alert.
     pub fn keys(&self) -> Vec<RequestKey> {
         let mut keys: Vec<RequestKey> = self.active.keys().map(|(key, _)| *key).collect();

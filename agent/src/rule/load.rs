@@ -275,28 +275,21 @@ fn condition(text: &Text, source: &str, problems: &mut Problems<'_>) -> Option<C
     None
 }
 
-/// Where line and column of a scalar's text are in its file. Exact for text on one line and for blocks after `|`;
-/// other scalars are folded, and the problem is said to be where they begin.
+/// Where line and column of a scalar's text are in its file. Exact where the file has its lines as they are (one line, or
+/// a block after `|`); elsewhere, as in folded text, the problem is said to be where the text begins.
 fn place_in_file(text: &Text, source: &str, line: usize, column: usize) -> (u64, u64) {
     let (first_line, first_column) = (text.referenced.line(), text.referenced.column());
-    let lines =
-        |number: u64| usize::try_from(number).ok().and_then(|number| source.lines().nth(number.checked_sub(1)?));
-    let rest: String = lines(first_line)
-        .unwrap_or_default()
-        .chars()
-        .skip(usize::try_from(first_column).unwrap_or(1).saturating_sub(1))
-        .collect();
-    let (line, column) = (line as u64, column as u64);
-    if rest.starts_with('|') {
-        let text_line = first_line + line;
-        let indent =
-            lines(first_line + 1).unwrap_or_default().chars().take_while(|character| *character == ' ').count();
-        return (text_line, indent as u64 + column);
+    let start = || {
+        let file_line = usize::try_from(first_line).ok()?.checked_add(line)?.checked_sub(2)?;
+        let indent = usize::try_from(first_column).ok()?.checked_sub(1)?;
+        let written: String = source.lines().nth(file_line)?.chars().skip(indent).collect();
+        let quoted = line == 1 && written.starts_with(['"', '\'']);
+        let written = if quoted { written.get(1..)? } else { &written };
+        let is_there = written.starts_with(text.value.lines().nth(line.checked_sub(1)?)?);
+        is_there.then(|| (first_line + line as u64 - 1, first_column + u64::from(quoted)))
+    };
+    match start() {
+        Some((line, start)) => (line, start + column as u64 - 1),
+        None => (first_line, first_column),
     }
-    let quoted = rest.starts_with(['"', '\'']);
-    let written = if quoted { rest.get(1..).unwrap_or_default() } else { &rest };
-    if line == 1 && written.starts_with(text.value.as_str()) {
-        return (first_line, first_column + u64::from(quoted) + column - 1);
-    }
-    (first_line, first_column)
 }

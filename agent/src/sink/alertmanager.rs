@@ -36,6 +36,8 @@ const TOTAL_TIMEOUT: Duration = Duration::from_secs(5);
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(2);
 const FIRST_RETRY: Duration = Duration::from_millis(500);
 const LONGEST_RETRY: Duration = Duration::from_secs(30);
+/// How far the wall clock may have been stepped before alerts' times follow it.
+const MAX_CLOCK_ERROR: jiff::SignedDuration = jiff::SignedDuration::from_secs(1);
 /// Longest bearer token that is read from its file.
 const MAX_TOKEN: usize = 16 << 10;
 /// Bytes of an Alertmanager's complaint that are repeated.
@@ -187,6 +189,7 @@ impl Target {
 async fn deliver(target: Arc<Target>, stop: CancellationToken) {
     let mut backoff = backoff();
     let mut reachable = true;
+    let mut clock = WallClock::now();
     loop {
         let now = Monotonic::now();
         let batch = target.outbox().due(now);
@@ -202,7 +205,7 @@ async fn deliver(target: Arc<Target>, stop: CancellationToken) {
             }
             continue;
         }
-        let clock = WallClock::now();
+        clock = steady(clock, now);
         let runbook = target.settings.runbook_url.as_deref();
         let alerts: Vec<PostableAlert> = {
             let outbox = target.outbox();
@@ -241,6 +244,12 @@ async fn deliver(target: Arc<Target>, stop: CancellationToken) {
             }
         }
     }
+}
+
+/// `clock` as long as it is right: read anew for each message, an alert's start would differ by microseconds each time.
+fn steady(clock: WallClock, now: Monotonic) -> WallClock {
+    let off = clock.timestamp(now).duration_since(jiff::Timestamp::now()).abs();
+    if off > MAX_CLOCK_ERROR { WallClock::now() } else { clock }
 }
 
 #[derive(Debug, thiserror::Error)]

@@ -1,0 +1,631 @@
+//! Rules from YAML to alerts.
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
+
+#[path = "fixtures/request.rs"]
+mod request;
+
+use std::{cell::Cell, time::Duration};
+
+use dislodge::{
+    diagnose::Cause,
+    event::{Backend, Hello, clock::Monotonic},
+    problem::Problem,
+    request::{RequestKey, ResyncReason, Sync},
+    rule::{
+        Mode, RuleIndex, RuleSet, Severity,
+        alert::{AlertState, Alerts, Transition},
+        condition::{self, Condition, Scope},
+        evaluate::Evaluator,
+        field::{FIELDS, Field, Value},
+        load::{self, Source},
+    },
+};
+use proptest::prelude::*;
+use request::{World, at, key};
+
+fn load_text(text: &str) -> Result<RuleSet, Vec<Problem>> {
+    load::load(&[Source { file: "r.yaml", text }])
+}
+
+fn complaints(text: &str) -> Vec<String> {
+    load_text(text).unwrap_err().iter().map(Problem::to_string).collect()
+}
+
+fn matches(source: &str, world: &World, now: Monotonic) -> bool {
+    let condition = Condition::compile(source).unwrap_or_else(|errors| panic!("{source}: {errors:?}"));
+    let root = condition::root();
+    world.look(now, |subject| condition.matches(&Scope::of(&root, subject)).unwrap())
+}
+
+fn complaint(source: &str) -> String {
+    let errors = Condition::compile(source).err().unwrap_or_else(|| panic!("{source} was taken"));
+    errors.iter().map(|error| format!("{}:{} {error}", error.line, error.column)).collect::<Vec<_>>().join("\n")
+}
+
+// Conditions
+
+#[test]
+fn every_field_has_its_value() {
+    let mut world = World::healthy();
+    world.request.aborted = Some(dislodge::request::Aborted { at: at(3.0), passes: 1 });
+    world.room.senders = vec![1, 2];
+    world.server.hello = Some(Box::new(Hello {
+        sglang: Some("0.5.22".into()),
+        tp: Some(2),
+        bootstrap_timeout: Some(120.0),
+        ..Hello::default()
+    }));
+    let expected = [
+        ("cause", Value::Text("AbortIgnored")),
+        ("phase", Value::Text("Transferring")),
+        ("backend", Value::Text("nixl")),
+        ("quiescence", Value::Text("Unknown")),
+        ("confidence", Value::Text("high")),
+        ("inflight", Value::Flag(true)),
+        ("inflight_seconds", Value::Seconds(10.0)),
+        ("phase_seconds", Value::Seconds(10.0)),
+        ("waiting_seconds", Value::Seconds(10.0)),
+        ("abort_seconds", Value::Seconds(7.0)),
+        ("sent_chunks", Value::Count(1)),
+        ("sent_pages", Value::Count(8)),
+        ("room_shared", Value::Flag(true)),
+        ("queue_length", Value::Count(1)),
+        ("sglang", Value::Text("0.5.22")),
+        ("tp", Value::Count(2)),
+        ("pp", Value::Count(0)),
+        ("cp", Value::Count(0)),
+        ("server_bootstrap_timeout_seconds", Value::Seconds(120.0)),
+        ("server_waiting_timeout_seconds", Value::Seconds(300.0)),
+        ("paused", Value::Flag(false)),
+    ];
+    assert_eq!(expected.map(|(name, _)| name), FIELDS.each_ref().map(|field| field.name), "a field without a test");
+    world.look(at(10.0), |subject| {
+        for (name, value) in expected {
+            let field = Field::named(name).unwrap();
+            assert_eq!(field.value(subject), value, "{name}");
+            let values = (field.values)();
+            assert!(values.is_empty() || matches!(value, Value::Text(text) if values.contains(&text)), "{name}");
+        }
+    });
+}
+
+#[test]
+fn every_closed_field_lists_each_value_that_it_has() {
+    for (name, cause) in Cause::ALL.map(|cause| (cause.name(), cause)) {
+        let world = World::pinned(cause);
+        world.look(at(10.0), |subject| {
+            for field in FIELDS.iter().filter(|field| !(field.values)().is_empty()) {
+                let Value::Text(text) = field.value(subject) else { panic!("{} is no text", field.name) };
+                assert!((field.values)().contains(&text), "{} is {text} for {name}", field.name);
+            }
+        });
+    }
+    for backend in [Backend::Other, Backend::Nixl, Backend::Fake, Backend::Mooncake, Backend::Mori, Backend::Ascend] {
+        assert!((Field::named("backend").unwrap().values)().contains(&backend.name()));
+    }
+}
+
+#[test]
+fn a_request_outside_the_queue_has_no_time_in_it() {
+    let mut world = World::healthy();
+    world.request.entered = None;
+    world.request.phase = None;
+    assert!(matches(
+        "!inflight && inflight_seconds == 0 && waiting_seconds == 10.0 && abort_seconds < 0 && phase == 'NotPolled'",
+        &world,
+        at(10.0)
+    ));
+}
+
+#[test]
+fn conditions_are_cel() {
+    let world = World::healthy();
+    for (source, expected) in [
+        ("true", true),
+        ("inflight_seconds > 9", true),
+        ("inflight_seconds > 10", false),
+        ("9.5 < inflight_seconds", true),
+        ("cause in ['Parked', 'Unknown']", true),
+        ("!(cause == 'Unknown')", false),
+        ("sglang == '' || sglang.startsWith('0.5.')", true),
+        ("size(sglang) == 0", true),
+        ("(inflight ? inflight_seconds : waiting_seconds) >= 10.0", true),
+        ("double(sent_pages) / double(sent_chunks) > 7.5 && sent_pages % 2 == 0", true),
+        ("-sent_chunks == -1", true),
+        ("inflight_seconds > server_waiting_timeout_seconds + 60.0", false),
+    ] {
+        assert_eq!(matches(source, &world, at(10.0)), expected, "{source}");
+    }
+}
+
+#[test]
+fn conditions_that_cannot_be_right_are_refused_with_their_place() {
+    for (source, place, words) in [
+        ("inflight_second > 5", "1:1", "did you mean `inflight_seconds`?"),
+        ("inflight &&\n  caus == 'Parked'", "2:3", "unknown field `caus`"),
+        ("false && nothing", "1:10", "unknown field `nothing`; known are cause, "),
+        ("false && cause.name == 'x'", "1:15", "unknown member `name`: a string has none"),
+        ("cause == 'RoomColision'", "1:10", "did you mean `RoomCollision`?"),
+        ("cause in ['Parked', 'Bogus']", "1:21", "`cause` is never \"Bogus\""),
+        ("phase == 3", "1:7", "a string never equals a int"),
+        ("inflight_seconds", "1:1", "the condition must be bool, this is double"),
+        ("inflight_seconds && true", "1:1", "what stands before `&&` must be bool"),
+        ("false && inflight_seconds > 'x'", "1:29", "must be int or double"),
+        ("sglang > '0.5.9'", "1:8", "strings have no useful order"),
+        ("inflight_seconds + 1 > 5", "1:18", "write 2.0 for 2"),
+        ("has(cause)", "1:4", "`has` is not needed"),
+        ("[1, 2].all(x, x > 0)", "1:11", "the macro `all` has no use"),
+        ("cause.matches('a')", "1:14", "unknown function `matches`"),
+        ("cause[0] == 'a'", "1:6", "nothing can be indexed"),
+        ("cause == null", "1:10", "ever null"),
+        ("sent_chunks == 1u", "1:16", "write the number without `u`"),
+        ("true ? 1 : 'a'", "1:12", "must have one type"),
+        ("inflight_seconds > ", "1:20", "is not CEL"),
+        ("", "1:1", "is empty"),
+    ] {
+        let complaint = complaint(source);
+        assert!(complaint.starts_with(place) && complaint.contains(words), "{source:?}: {complaint}");
+    }
+    let all = complaint("caus == 'x' && phas == 'y' && inflight > 3");
+    assert_eq!(all.lines().count(), 3, "every error is told: {all}");
+}
+
+#[test]
+fn a_condition_cannot_run_away() {
+    assert!(complaint(&format!("inflight{}", " || inflight".repeat(400))).contains("bytes, more than"));
+    assert!(complaint(&vec!["1"; 300].join("+")).contains("operators, more than"));
+    assert!(complaint(&"(".repeat(250)).contains("is not CEL"));
+    assert!(complaint(&format!("cause{}", ".a".repeat(200))).contains("unknown member"));
+    let deepest = format!("{} > 0", vec!["sent_pages"; 255].join("+"));
+    assert!(deepest.len() < condition::MAX_SOURCE && Condition::compile(&deepest).is_ok());
+}
+
+#[test]
+fn what_fails_at_run_time_is_counted_and_does_not_match() {
+    let rules = load_text("rules: [{name: Divides, when: '1 / (sent_chunks - 1) == 1', severity: info}]").unwrap();
+    let mut evaluator = Evaluator::new(rules, 10);
+    let mut transitions = Vec::new();
+    World::healthy().look(at(1.0), |subject| evaluator.evaluate(key(1), subject, &mut transitions));
+    assert!(transitions.is_empty());
+    assert_eq!(evaluator.errors().collect::<Vec<_>>(), [(RuleIndex(0), 1)]);
+}
+
+// Loading
+
+#[test]
+fn a_rule_has_what_its_file_says() {
+    let rules = load_text(
+        "rules:\n  - name: Mine\n    when: inflight_seconds > 5\n    for: 1m 30s\n    severity: warning\n    labels: {team: serving, version: 1.10}\n    summary: it is stuck\n    action: dry-run\n",
+    )
+    .unwrap();
+    let (_, rule) = rules.iter().next().unwrap();
+    assert_eq!(
+        (&*rule.name, rule.hold, rule.severity, rule.action),
+        ("Mine", Duration::from_secs(90), Severity::Warning, Mode::DryRun)
+    );
+    assert_eq!(rule.labels.get("version").map(String::as_str), Some("1.10"), "as written, not as a number");
+    assert_eq!(rule.summary.as_deref(), Some("it is stuck"));
+}
+
+#[test]
+fn every_problem_of_every_file_is_told_with_its_place() {
+    let first = "\
+rules:
+  - name: Fine
+    when: inflight_seconds > 5
+    severity: info
+  - name: not fine
+    when: |
+      inflight
+      && caus == 'Parked'
+    for: soon
+    severity: loud
+    severty: info
+    action: enforced
+    labels:
+      team: serving
+      alertname: x
+      0bad: y
+  - when: \"inflight_second > 5\"
+    severity: info
+";
+    let second = "rules:\n  - {name: Fine, when: 'true', severity: info}\nextra: 1\n";
+    let third = "rules:\n  - name: [\n";
+    let sources = [("a.yaml", first), ("b.yaml", second), ("c.yaml", third)].map(|(file, text)| Source { file, text });
+    let problems: Vec<String> = load::load(&sources).unwrap_err().iter().map(Problem::to_string).collect();
+    let expected = [
+        "a.yaml:11:5: unknown key `severty` in `rules`; did you mean `severity`?",
+        "a.yaml:5:11: `not fine` is not a rule's name",
+        "a.yaml:8:10: unknown field `caus`; did you mean `cause`?",
+        "a.yaml:10:15: `loud` is no severity; known are info, warning, critical",
+        "a.yaml:12:13: `enforced` is no action; did you mean `enforce`?",
+        "a.yaml:9:10: `soon` is not a duration",
+        "a.yaml:16:13: `0bad` is not a label's name",
+        "a.yaml:15:18: the label `alertname` is set by the agent",
+        "a.yaml:17:5: a rule needs `name`",
+        "a.yaml:17:12: unknown field `inflight_second`; did you mean `inflight_seconds`?",
+        "b.yaml:3:1: unknown key `extra`",
+        "b.yaml:2:12: there is a rule `Fine` in a.yaml:2 already",
+        "c.yaml:",
+    ];
+    for expected in expected {
+        assert!(
+            problems.iter().any(|problem| problem.starts_with(expected)),
+            "{expected} is missing in\n{}",
+            problems.join("\n")
+        );
+    }
+    assert_eq!(problems.len(), expected.len(), "{}", problems.join("\n"));
+}
+
+#[test]
+fn yaml_errors_name_line_and_column() {
+    for (text, place) in [
+        ("rules:\n  - name: A\n    name: B\n    when: 'true'\n", "r.yaml:3:5: "),
+        ("rules:\n\t- name: A\n", "r.yaml:2:"),
+        ("rules: 5\n", "r.yaml:1:8: "),
+        ("- a\n", "r.yaml:1:1: "),
+        ("rules: []\n", "r.yaml: has no rule"),
+    ] {
+        let complaints = complaints(text);
+        assert!(
+            complaints.len() == 1 && complaints.iter().all(|complaint| complaint.starts_with(place)),
+            "{text:?}: {complaints:?}"
+        );
+        assert!(complaints.iter().all(|complaint| !complaint.contains('\n')), "one line each: {complaints:?}");
+    }
+}
+
+#[test]
+fn a_folder_is_read_by_file_name_and_without_what_is_no_rule_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let rule = |name: &str| format!("rules: [{{name: {name}, when: 'true', severity: info}}]");
+    let write = |file: &str, text: &str| std::fs::write(folder.path().join(file), text).unwrap();
+    assert!(load::load_folder(folder.path()).unwrap_err()[0].to_string().contains("has no rule file"));
+    write("b.yaml", &rule("B"));
+    write("a.yml", &rule("A"));
+    write(".hidden.yaml", "nonsense");
+    write("readme.txt", "nonsense");
+    std::fs::create_dir(folder.path().join("folder.yaml")).unwrap();
+    let elsewhere = tempfile::tempdir().unwrap();
+    std::fs::write(elsewhere.path().join("data"), rule("C")).unwrap();
+    std::os::unix::fs::symlink(elsewhere.path().join("data"), folder.path().join("c.yaml")).unwrap();
+    let rules = load::load_folder(folder.path()).unwrap();
+    assert_eq!(rules.iter().map(|(_, rule)| &*rule.name).collect::<Vec<_>>(), ["A", "B", "C"]);
+
+    write("d.yaml", &"#".repeat(1 << 20 | 1));
+    std::fs::write(folder.path().join("e.yaml"), b"rules: \xff").unwrap();
+    std::os::unix::fs::symlink("nowhere", folder.path().join("f.yaml")).unwrap();
+    write("g.yaml", "rules: [{}]");
+    let problems: Vec<String> = load::load_folder(folder.path()).unwrap_err().iter().map(Problem::to_string).collect();
+    for words in [
+        "d.yaml: is larger than 1024 KiB",
+        "e.yaml: is not UTF-8",
+        "f.yaml: cannot be read",
+        "g.yaml:1:9: a rule needs `name`",
+    ] {
+        assert!(problems.iter().any(|problem| problem.contains(words)), "{words}: {problems:?}");
+    }
+    let missing = load::load_folder(&folder.path().join("missing")).unwrap_err();
+    assert!(missing[0].to_string().contains("cannot be read"));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn no_text_makes_loading_panic(text in "\\PC*|[ \\n:{}\\[\\]|>'\"&*!#a-z0-9-]*") {
+        let _ = load_text(&text);
+    }
+
+    #[test]
+    fn no_condition_makes_loading_panic(source in "[a-z_ .()\\[\\]{}<>=!&|?:+*/%'\"0-9,\\n-]{0,120}|\\PC{0,60}") {
+        let _ = Condition::compile(&source);
+    }
+
+    #[test]
+    fn no_mix_of_real_words_makes_a_condition_panic(words in proptest::collection::vec(prop::sample::select(vec![
+        "cause", "inflight_seconds", "inflight", "tp", "'Parked'", "\"x\"", "1", "2.5", "true", "==", "!=", "<", ">=", "&&", "||", "!", "-", "+", "/", "%",
+        "?", ":", "(", ")", "[", "]", ",", "in", "size(", ".startsWith(", "double(", "has(", "9223372036854775807",
+    ]), 0..24)) {
+        let source = words.join(" ");
+        if let Ok(condition) = Condition::compile(&source) {
+            let root = condition::root();
+            for cause in Cause::ALL {
+                for seconds in [0.0, 1.0, 2.5, 3.0] {
+                    World::pinned(cause).look(at(seconds), |subject| {
+                        let matched = condition.matches(&Scope::of(&root, subject));
+                        if let Ok(true) = matched {
+                            assert!(condition.prefilter().allows(subject.diagnosis.cause, subject.age()), "the prefilter hides a match of {source}");
+                        }
+                    });
+                }
+            }
+        }
+    }
+}
+
+// Alerts
+
+fn transition(serial: u64, state: AlertState, since: f64, now: f64) -> Option<Transition> {
+    Some(Transition { key: key(serial), rule: RuleIndex(0), state, since: at(since), at: at(now) })
+}
+
+fn observe(alerts: &mut Alerts, serial: u64, matched: bool, now: f64) -> Option<Transition> {
+    alerts.observe(key(serial), RuleIndex(0), Duration::from_secs(30), matched, at(now))
+}
+
+#[test]
+fn an_alert_is_pending_then_firing_then_resolved() {
+    let mut alerts = Alerts::new(10);
+    assert_eq!(observe(&mut alerts, 1, false, 0.0), None);
+    assert_eq!(observe(&mut alerts, 1, true, 1.0), transition(1, AlertState::Pending, 1.0, 1.0));
+    assert_eq!(observe(&mut alerts, 1, true, 30.5), None);
+    assert_eq!(observe(&mut alerts, 1, true, 31.0), transition(1, AlertState::Firing, 1.0, 31.0));
+    assert_eq!(observe(&mut alerts, 1, true, 500.0), None, "it is told once");
+    assert_eq!(observe(&mut alerts, 1, false, 501.0), transition(1, AlertState::Resolved, 1.0, 501.0));
+    assert_eq!(observe(&mut alerts, 1, false, 502.0), None);
+    assert_eq!(
+        observe(&mut alerts, 1, true, 503.0),
+        transition(1, AlertState::Pending, 503.0, 503.0),
+        "it begins anew"
+    );
+}
+
+#[test]
+fn a_break_in_the_match_starts_the_wait_again() {
+    let mut alerts = Alerts::new(10);
+    observe(&mut alerts, 1, true, 0.0);
+    assert_eq!(observe(&mut alerts, 1, false, 29.0), None, "a pending alert ends without a word");
+    observe(&mut alerts, 1, true, 29.5);
+    assert_eq!(observe(&mut alerts, 1, true, 59.0), None);
+    assert_eq!(observe(&mut alerts, 1, true, 59.5), transition(1, AlertState::Firing, 29.5, 59.5));
+}
+
+#[test]
+fn without_a_hold_an_alert_fires_at_once() {
+    let mut alerts = Alerts::new(10);
+    let fired = alerts.observe(key(1), RuleIndex(0), Duration::ZERO, true, at(0.0));
+    assert_eq!(fired, transition(1, AlertState::Firing, 0.0, 0.0));
+}
+
+#[test]
+fn the_end_of_a_request_resolves_what_fired_and_drops_what_was_pending() {
+    let mut alerts = Alerts::new(10);
+    observe(&mut alerts, 1, true, 0.0);
+    observe(&mut alerts, 1, true, 30.0);
+    alerts.observe(key(1), RuleIndex(1), Duration::from_secs(60), true, at(30.0));
+    observe(&mut alerts, 2, true, 30.0);
+    assert_eq!(alerts.of(key(1)).collect::<Vec<_>>(), [(RuleIndex(0), true), (RuleIndex(1), false)]);
+    assert_eq!(alerts.forget(key(1), at(31.0)), Vec::from_iter(transition(1, AlertState::Resolved, 0.0, 31.0)));
+    assert_eq!(alerts.forget(key(1), at(32.0)), []);
+    assert_eq!(alerts.keys(), [key(2)], "the other request's alert stays");
+}
+
+#[test]
+fn alerts_are_bounded_and_what_is_dropped_is_counted() {
+    let mut alerts = Alerts::new(2);
+    for serial in 1..=5 {
+        observe(&mut alerts, serial, true, 0.0);
+    }
+    assert_eq!((alerts.keys().len(), alerts.dropped()), (2, 3));
+    observe(&mut alerts, 1, false, 1.0);
+    assert!(observe(&mut alerts, 3, true, 1.0).is_some(), "there is room again");
+}
+
+// The evaluator
+
+fn run(
+    evaluator: &mut Evaluator,
+    world: &World,
+    seconds: impl IntoIterator<Item = f64>,
+) -> Vec<(String, AlertState, f64)> {
+    let mut told = Vec::new();
+    for now in seconds {
+        let mut transitions = Vec::new();
+        world.look(at(now), |subject| evaluator.evaluate(key(1), subject, &mut transitions));
+        told.extend(transitions.into_iter().map(|transition| {
+            let rule = evaluator.rules().get(transition.rule).unwrap();
+            (rule.name.to_string(), transition.state, now)
+        }));
+    }
+    told
+}
+
+fn ticks(from: f64, to: f64) -> impl Iterator<Item = f64> {
+    let count = ((to - from) * 2.0) as u32;
+    (0..=count).map(move |tick| from + f64::from(tick) / 2.0)
+}
+
+fn fired(world: &World, from: f64, to: f64) -> Vec<(String, f64)> {
+    let mut evaluator = Evaluator::new(load::defaults().unwrap(), 100);
+    let told = run(&mut evaluator, world, ticks(from, to));
+    told.into_iter().filter(|(_, state, _)| *state == AlertState::Firing).map(|(name, _, now)| (name, now)).collect()
+}
+
+#[test]
+fn a_tick_stops_at_its_budget_and_the_next_one_goes_on_from_there() {
+    let rules = load_text("rules: [{name: Any, when: inflight, severity: info}]").unwrap();
+    let mut evaluator = Evaluator::new(rules, 10_000);
+    let world = World::healthy();
+    let diagnosis = world.diagnosis(at(1.0));
+    let look = |_: RequestKey| {
+        Some(dislodge::rule::field::Subject {
+            request: &world.request,
+            room: &world.room,
+            server: &world.server,
+            diagnosis: &diagnosis,
+            now: at(1.0),
+        })
+    };
+    let keys: Vec<RequestKey> = (1..=1_000).rev().map(key).collect();
+    let mut seen = Vec::new();
+    let clock = Cell::new(Duration::ZERO);
+    let step = || {
+        clock.set(clock.get() + Duration::from_millis(1));
+        clock.get()
+    };
+    for _ in 0..4 {
+        clock.set(Duration::ZERO);
+        let tick = evaluator.tick(keys.clone(), at(1.0), look, Duration::from_millis(4), step);
+        assert!(tick.evaluated >= 256 && tick.evaluated + tick.left == 1_000, "{} {}", tick.evaluated, tick.left);
+        seen.extend(tick.transitions.iter().map(|transition| transition.key.serial));
+    }
+    seen.sort_unstable();
+    assert_eq!(seen, Vec::from_iter(1..=1_000), "four ticks reach everybody, once");
+    assert_eq!(evaluator.overruns(), 4);
+    let tick = evaluator.tick(keys, at(1.0), look, Duration::ZERO, || Duration::from_secs(9));
+    assert_eq!(tick.evaluated, 64, "even without a budget it moves on");
+}
+
+#[test]
+fn alerts_of_requests_that_are_gone_end_with_the_tick() {
+    let rules = load_text("rules: [{name: Any, when: inflight, severity: info}]").unwrap();
+    let mut evaluator = Evaluator::new(rules, 10);
+    let world = World::healthy();
+    let diagnosis = world.diagnosis(at(1.0));
+    let look = |_: RequestKey| {
+        Some(dislodge::rule::field::Subject {
+            request: &world.request,
+            room: &world.room,
+            server: &world.server,
+            diagnosis: &diagnosis,
+            now: at(1.0),
+        })
+    };
+    let never = || Duration::ZERO;
+    let budget = Duration::from_secs(1);
+    assert_eq!(evaluator.tick(vec![key(1), key(2)], at(1.0), look, budget, never).transitions.len(), 2);
+    let tick = evaluator.tick(vec![key(2)], at(2.0), look, budget, never);
+    assert_eq!(
+        tick.transitions.iter().map(|it| (it.key, it.state)).collect::<Vec<_>>(),
+        [(key(1), AlertState::Resolved)]
+    );
+    let tick = evaluator.tick(vec![key(2)], at(3.0), |_| None, budget, never);
+    assert_eq!(tick.transitions.len(), 1);
+    assert_eq!(evaluator.alerts().counts().len(), 0);
+}
+
+// The rules that come with the agent
+
+const CASES: [(Cause, &str, f64); 6] = [
+    (Cause::RoomCollision, "RoomCollision", 30.0),
+    (Cause::UpdateDropped, "UpdateDropped", 30.0),
+    (Cause::AbortIgnored, "AbortIgnored", 31.0),
+    (Cause::Parked, "Parked", 60.5),
+    (Cause::NeverBootstrapped, "NeverBootstrapped", 345.5),
+    (Cause::Unknown, "PinnedUnknown", 390.5),
+];
+
+#[test]
+fn each_default_rule_fires_on_its_case_and_on_no_other() {
+    for (cause, rule, seconds) in CASES {
+        assert_eq!(fired(&World::pinned(cause), 0.0, 800.0), [(rule.to_owned(), seconds)], "{cause}");
+    }
+}
+
+#[test]
+fn a_default_rule_that_fires_is_resolved_when_the_request_moves_on() {
+    for (cause, rule, seconds) in CASES {
+        let mut evaluator = Evaluator::new(load::defaults().unwrap(), 100);
+        run(&mut evaluator, &World::pinned(cause), ticks(0.0, seconds));
+        let ended = evaluator.forget(key(1), at(seconds + 1.0));
+        assert_eq!(ended.iter().map(|it| it.state).collect::<Vec<_>>(), [AlertState::Resolved], "{rule}");
+    }
+}
+
+#[test]
+fn an_agent_that_starts_after_the_pin_alerts_within_the_hold_and_a_second() {
+    for (cause, rule, _) in CASES {
+        let alerts = fired(&World::pinned(cause), 10_000.2, 10_100.2);
+        let hold = load::defaults().unwrap().iter().find(|(_, it)| *it.name == *rule).map(|(_, it)| it.hold).unwrap();
+        assert_eq!(alerts.len(), 1, "{cause}");
+        assert!(alerts[0].1 <= 10_000.2 + hold.as_secs_f64() + 1.0, "{cause}: {alerts:?}");
+    }
+}
+
+#[test]
+fn no_default_rule_fires_on_a_healthy_or_a_slow_request() {
+    assert_eq!(fired(&World::healthy(), 0.0, 20.0), []);
+    let mut queued = World::healthy();
+    queued.request.entered = None;
+    queued.request.phase = Some(dislodge::event::Phase::Bootstrapping);
+    assert_eq!(fired(&queued, 0.0, 280.0), [], "waits for a decode, as it may");
+    // Bytes still move, the decode side is full: longer than usual, not longer than the server's own time-outs.
+    assert_eq!(fired(&World::healthy(), 0.0, 350.0), []);
+    let mut patient = World::healthy();
+    patient.server.hello =
+        Some(Box::new(Hello { waiting_timeout: Some(3_600.0), bootstrap_timeout: Some(3_600.0), ..Hello::default() }));
+    assert_eq!(fired(&patient, 0.0, 3_600.0), [], "the server's own time-outs count");
+    let mut transient = World::pinned(Cause::Parked);
+    transient.request.entered = Some(at(0.0));
+    assert_eq!(fired(&transient, 0.0, 20.0), []);
+}
+
+#[test]
+fn no_default_rule_fires_while_generation_is_paused() {
+    for (cause, ..) in CASES {
+        let mut world = World::pinned(cause);
+        world.server.paused = true;
+        assert_eq!(fired(&world, 0.0, 2_000.0), [], "{cause}");
+        world.request.backend = Backend::Fake;
+        assert_eq!(fired(&world, 0.0, 2_000.0), [], "{cause}, fake");
+    }
+}
+
+#[test]
+fn a_warm_up_is_information_only() {
+    for (cause, ..) in CASES {
+        let mut world = World::pinned(cause);
+        world.request.backend = Backend::Fake;
+        assert_eq!(fired(&world, 0.0, 800.0), [("WarmupPinned".to_owned(), 330.5)], "{cause}");
+    }
+    assert_eq!(
+        load::defaults().unwrap().iter().find(|(_, rule)| &*rule.name == "WarmupPinned").unwrap().1.severity,
+        Severity::Info
+    );
+}
+
+#[test]
+fn low_confidence_makes_the_default_rules_wait_longer_but_not_for_ever() {
+    for (cause, rule, seconds) in CASES {
+        let mut world = World::pinned(cause);
+        world.server.sync = Sync::Needed(ResyncReason::EventsLost);
+        let alerts = fired(&world, 0.0, 2_000.0);
+        assert_eq!(alerts.len(), 1, "{cause}");
+        assert!(alerts[0].0 == rule && alerts[0].1 > seconds + 20.0, "{cause}: {alerts:?}");
+    }
+}
+
+#[test]
+fn a_moment_of_low_confidence_does_not_end_a_default_alert_that_has_fired_long_ago() {
+    for (cause, ..) in CASES {
+        let mut evaluator = Evaluator::new(load::defaults().unwrap(), 100);
+        let mut world = World::pinned(cause);
+        run(&mut evaluator, &world, ticks(0.0, 1_000.0));
+        world.server.sync = Sync::Needed(ResyncReason::EventsLost);
+        assert_eq!(run(&mut evaluator, &world, [1_000.5]), [], "{cause}");
+    }
+}
+
+#[test]
+fn only_pins_that_nothing_else_ends_may_be_enforced_by_default() {
+    let enforced: Vec<String> = load::defaults()
+        .unwrap()
+        .iter()
+        .filter(|(_, rule)| rule.action == Mode::Enforce)
+        .map(|(_, rule)| rule.name.to_string())
+        .collect();
+    assert_eq!(enforced, ["RoomCollision", "UpdateDropped", "AbortIgnored"]);
+    assert!(load::defaults().unwrap().iter().all(|(_, rule)| rule.action != Mode::DryRun));
+}
+
+#[test]
+fn a_young_healthy_request_costs_no_evaluation() {
+    let world = World::healthy();
+    world.look(at(20.0), |subject| {
+        for (_, rule) in load::defaults().unwrap().iter() {
+            assert!(!rule.condition.prefilter().allows(subject.diagnosis.cause, subject.age()), "{}", rule.name);
+        }
+    });
+}
