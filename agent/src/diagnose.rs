@@ -302,7 +302,7 @@ fn evidence(request: &Request, server: &ServerState) -> Vec<Evidence> {
         seen(request.created, Fact::RoomShared { room: request.room, other });
     }
     if let Some(other) = request.cleared_by {
-        seen(request.phase_since, Fact::RoomClearedByOther { room: request.room, other });
+        seen(request.cleared_at.unwrap_or(request.phase_since), Fact::RoomClearedByOther { room: request.room, other });
     }
     if let Some(aborted) = request.aborted {
         seen(aborted.at, Fact::AbortCalled { passes_since: server.passes.saturating_sub(aborted.passes) });
@@ -324,6 +324,7 @@ fn evidence(request: &Request, server: &ServerState) -> Vec<Evidence> {
     if let Sync::Asked { at, .. } = server.sync {
         seen(at, Fact::EventsMissing);
     }
+    evidence.sort_by_key(|evidence| evidence.at);
     evidence
 }
 

@@ -21,7 +21,7 @@ use crate::{
     config::Config,
     core::Core,
     event::{
-        ProcessKey,
+        ProcessKey, Rid,
         clock::{Monotonic, WallClock},
     },
     kernel::{Kernel, ring::Ring},
@@ -182,6 +182,11 @@ impl Pipeline {
     }
 
     fn changed(&mut self, changes: Vec<Change>) {
+        // A request that ended in this very batch is not tracked any more, but its earlier steps are to be named too.
+        let ended: HashMap<RequestKey, Option<Rid>> = match &self.notices {
+            Some(_) => changes.iter().filter_map(|c| Some((c.key, c.ended.as_ref()?.rid.clone()))).collect(),
+            None => HashMap::new(),
+        };
         for change in changes {
             if let Some((key, outcome)) = self.ladder.observe(&change) {
                 self.acted(key, outcome);
@@ -190,8 +195,8 @@ impl Pipeline {
                 self.decisions.remove(&change.key);
             }
             if self.notices.is_some() {
-                let rid = match &change.ended {
-                    Some(request) => request.rid.clone(),
+                let rid = match ended.get(&change.key) {
+                    Some(rid) => rid.clone(),
                     None => self.core.tracker.get(change.key).and_then(|tracked| tracked.request.rid.clone()),
                 };
                 self.notify(Notice::Step { change: Box::new(change), rid });

@@ -54,6 +54,8 @@ pub struct Request {
     pub shared_with: Option<u64>,
     /// The other sender that removed this room's status.
     pub cleared_by: Option<u64>,
+    /// When it did, where the agent saw it.
+    pub cleared_at: Option<Monotonic>,
     /// When a failure flag was set by us.
     pub remedied: Option<Monotonic>,
     /// How it ended, when it did.
@@ -123,6 +125,8 @@ pub enum ResyncReason {
     DetailLost,
     /// Fewer entries came than the hook marked.
     EntriesMissing,
+    /// More rooms than the tracker keeps.
+    TooManyRooms,
 }
 
 impl ResyncReason {
@@ -135,6 +139,7 @@ impl ResyncReason {
             Self::UnknownSender => "unknown_sender",
             Self::DetailLost => "detail_lost",
             Self::EntriesMissing => "entries_missing",
+            Self::TooManyRooms => "too_many_rooms",
         }
     }
 }

@@ -7,7 +7,7 @@ mod request;
 
 use std::{
     net::SocketAddr,
-    path::Path,
+    path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     sync::{Arc, Mutex},
     time::{Duration, Instant},
@@ -34,11 +34,48 @@ fn installed() -> Option<&'static str> {
     found
 }
 
+/// A certificate of 127.0.0.1 that is its own authority.
+struct Certificate {
+    file: PathBuf,
+    key: PathBuf,
+    _folder: tempfile::TempDir,
+}
+
+impl Certificate {
+    /// Nothing, loudly, when `openssl` is not installed.
+    fn new() -> Option<Self> {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, key) = (folder.path().join("cert.pem"), folder.path().join("key.pem"));
+        let made = Command::new("openssl")
+            .args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"])
+            .args([
+                "-subj",
+                "/CN=alertmanager",
+                "-addext",
+                "subjectAltName=IP:127.0.0.1",
+                "-addext",
+                "basicConstraints=critical,CA:FALSE",
+            ])
+            .arg("-out")
+            .arg(&file)
+            .arg("-keyout")
+            .arg(&key)
+            .stderr(Stdio::null())
+            .status();
+        if !made.is_ok_and(|status| status.success()) {
+            println!("SKIPPED: openssl makes no certificate; apt-get install openssl");
+            assert!(std::env::var("CI").as_deref() != Ok("true"), "CI must have openssl");
+            return None;
+        }
+        Some(Self { file, key, _folder: folder })
+    }
+}
+
 /// A running Alertmanager; ends with its test.
 struct Alertmanager {
     process: Child,
     url: String,
-    log: std::path::PathBuf,
+    log: PathBuf,
     _folder: tempfile::TempDir,
 }
 
@@ -53,7 +90,7 @@ impl Drop for Alertmanager {
 }
 
 impl Alertmanager {
-    async fn start(binary: &str, receiver: SocketAddr) -> Self {
+    async fn start(binary: &str, receiver: SocketAddr, tls: Option<&Certificate>) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let config = folder.path().join("alertmanager.yml");
         let text = format!(
@@ -61,6 +98,15 @@ impl Alertmanager {
              receivers: [{{name: us, webhook_configs: [{{url: 'http://{receiver}/', send_resolved: true}}]}}]\n"
         );
         std::fs::write(&config, text).unwrap();
+        let web = folder.path().join("web.yml");
+        if let Some(tls) = tls {
+            let text = format!(
+                "tls_server_config: {{cert_file: '{}', key_file: '{}'}}\n",
+                tls.file.display(),
+                tls.key.display()
+            );
+            std::fs::write(&web, text).unwrap();
+        }
         // A port that was free a moment ago may be taken by now: then it ends at once, and another one is tried.
         for _ in 0..5 {
             let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
@@ -71,15 +117,16 @@ impl Alertmanager {
                 .arg(format!("--storage.path={}", folder.path().join("data").display()))
                 .arg(format!("--web.listen-address={address}"))
                 .args(["--cluster.listen-address=", "--log.level=debug"])
+                .args(tls.map(|_| format!("--web.config.file={}", web.display())))
                 .stdin(Stdio::null())
                 .stdout(Stdio::null())
                 .stderr(file)
                 .spawn()
                 .unwrap();
-            let url = format!("http://{address}");
+            let url = format!("{}://{address}", if tls.is_some() { "https" } else { "http" });
             let deadline = Instant::now() + Duration::from_secs(20);
             while process.try_wait().unwrap().is_none() && Instant::now() < deadline {
-                if get(&format!("{url}/-/ready")).await.is_some() {
+                if get(&format!("{url}/-/ready"), tls).await.is_some() {
                     return Self { process, url, log, _folder: folder };
                 }
                 tokio::time::sleep(Duration::from_millis(20)).await;
@@ -93,14 +140,19 @@ impl Alertmanager {
 
     /// Its alerts as its API shows them.
     async fn alerts(&self) -> Vec<Value> {
-        let text = get(&format!("{}/api/v2/alerts", self.url)).await.unwrap_or_default();
+        let text = get(&format!("{}/api/v2/alerts", self.url), None).await.unwrap_or_default();
         serde_json::from_str(&text).unwrap_or_default()
     }
 }
 
-async fn get(url: &str) -> Option<String> {
-    let client =
-        reqwest::Client::builder().no_proxy().tls_certs_only([]).timeout(Duration::from_secs(5)).build().unwrap();
+async fn get(url: &str, tls: Option<&Certificate>) -> Option<String> {
+    let authorities = tls.map(|tls| reqwest::Certificate::from_pem(&std::fs::read(&tls.file).unwrap()).unwrap());
+    let client = reqwest::Client::builder()
+        .no_proxy()
+        .tls_certs_only(authorities)
+        .timeout(Duration::from_secs(5))
+        .build()
+        .unwrap();
     let response = client.get(url).send().await.ok()?;
     if response.status().is_success() { response.text().await.ok() } else { None }
 }
@@ -133,7 +185,7 @@ async fn a_real_alertmanager_shows_an_alert_while_it_fires_and_tells_its_end() {
     let Some(binary) = installed() else { return };
     let _ = rustls::crypto::ring::default_provider().install_default();
     let (address, told) = receiver().await;
-    let alertmanager = Alertmanager::start(binary, address).await;
+    let alertmanager = Alertmanager::start(binary, address, None).await;
     let settings = Settings {
         urls: vec![alertmanager.url.parse().unwrap()],
         resend_interval: Duration::from_secs(1),
@@ -181,7 +233,7 @@ async fn a_real_alertmanager_keeps_an_alert_when_the_agent_stops_and_lets_it_exp
     let Some(binary) = installed() else { return };
     let _ = rustls::crypto::ring::default_provider().install_default();
     let (address, told) = receiver().await;
-    let alertmanager = Alertmanager::start(binary, address).await;
+    let alertmanager = Alertmanager::start(binary, address, None).await;
     let settings = Settings {
         urls: vec![alertmanager.url.parse().unwrap()],
         resend_interval: Duration::from_secs(1),
@@ -204,4 +256,34 @@ async fn a_real_alertmanager_keeps_an_alert_when_the_agent_stops_and_lets_it_exp
         told.lock().unwrap().iter().any(|message| message["status"] == "resolved").then_some(())
     })
     .await;
+}
+
+#[tokio::test]
+async fn over_tls_only_the_authorities_of_the_ca_file_are_trusted() {
+    let (Some(binary), Some(tls), Some(other)) = (installed(), Certificate::new(), Certificate::new()) else { return };
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let (address, _) = receiver().await;
+    let alertmanager = Alertmanager::start(binary, address, Some(&tls)).await;
+    let start = |authority: &Certificate| {
+        AlertmanagerSink::start(Settings {
+            urls: vec![alertmanager.url.parse().unwrap()],
+            resend_interval: Duration::from_secs(60),
+            ca_file: Some(authority.file.clone()),
+            bearer_token_file: None,
+            runbook_url: None,
+        })
+        .unwrap()
+    };
+    let (trusted, distrusted) = (start(&tls), start(&other));
+    for sink in [&trusted, &distrusted] {
+        sink.send(&verdict("RoomCollision", 1, AlertState::Firing, Monotonic::now()));
+    }
+    let counts = |sink: &AlertmanagerSink| {
+        sink.deliveries().map(|(_, delivery)| (delivery.sent(), delivery.failures())).next().unwrap()
+    };
+    until("the delivery", async || (counts(&trusted).0 == 1).then_some(())).await;
+    until("the refusal", async || (counts(&distrusted).1 > 0).then_some(())).await;
+    assert_eq!(counts(&distrusted).0, 0);
+    trusted.shutdown().await;
+    distrusted.shutdown().await;
 }

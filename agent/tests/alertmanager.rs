@@ -27,6 +27,7 @@ use dislodge::{
     },
     verdict::Verdict,
 };
+use proptest::prelude::*;
 use request::{at, key, verdict};
 use serde_json::Value;
 
@@ -380,4 +381,46 @@ fn an_outbox_is_bounded_and_what_is_dropped_is_counted() {
         told += tell(&mut outbox, 2.0);
     }
     assert_eq!(told, MAX_ALERTS, "in messages of a bounded size");
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Fire(u64),
+    Resolve(u64),
+    Told,
+    Lost,
+}
+
+proptest! {
+    /// Whatever fires, ends and is lost on the way: once all has ended, Alertmanager hears so, and nothing is left over.
+    #[test]
+    fn nothing_that_was_resolved_is_left_firing(steps in proptest::collection::vec(prop_oneof![
+        (1..4_u64).prop_map(Step::Fire),
+        (1..4_u64).prop_map(Step::Resolve),
+        Just(Step::Told),
+        Just(Step::Lost),
+    ], 0..40)) {
+        let mut outbox = outbox();
+        let mut ended = BTreeMap::new();
+        let mut now = 0.0;
+        let finish = (1..4).map(Step::Resolve).chain((0..400).map(|_| Step::Told));
+        for step in steps.into_iter().chain(finish) {
+            now += 3.0;
+            match step {
+                Step::Fire(serial) => outbox.apply(&verdict(if serial == 1 { "A" } else { "B" }, serial, AlertState::Firing, at(now))),
+                Step::Resolve(serial) => outbox.apply(&verdict(if serial == 1 { "A" } else { "B" }, serial, AlertState::Resolved, at(now))),
+                Step::Lost => drop(outbox.due(at(now))),
+                Step::Told => {
+                    let due = outbox.due(at(now));
+                    for alert in due.iter().filter_map(|due| outbox.alert(due)) {
+                        prop_assert!(!alert.requests.is_empty());
+                        ended.insert(alert.rule.clone(), alert.resolved.is_some());
+                    }
+                    outbox.told(&due, at(now));
+                }
+            }
+        }
+        prop_assert!(ended.values().all(|ended| *ended), "{ended:?}");
+        prop_assert!(outbox.due(at(now + 1e6)).is_empty());
+    }
 }

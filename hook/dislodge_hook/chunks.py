@@ -11,6 +11,7 @@ which is how the second of two senders on a room fails there. Every post of NIXL
 """
 
 import collections
+import itertools
 import threading
 
 from . import marks, process, senders
@@ -80,7 +81,7 @@ def _abandon(room):
     _abandoned[room] = None
     if len(_abandoned) <= ABANDONED_ROOMS:
         return
-    for oldest in list(_abandoned)[:16]:  # a few per call: the table is full only on a server in deep trouble
+    for oldest in list(itertools.islice(_abandoned, 16)):  # a few per call: the table is full only on a server in deep trouble
         if not senders.all_in(oldest):
             del _abandoned[oldest]
             if oldest in _rooms:

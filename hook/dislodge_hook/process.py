@@ -11,6 +11,9 @@ CLAIM = "_dislodge_hook"
 
 ERROR_KINDS = 32  # an error's kind is its place and type; more kinds than this are counted together
 
+HARMLESS = ("marker", "channel", "recv", "verb")
+"""Places where a fault loses something for the agent, but nothing that the guards of a remedy look at."""
+
 inert = False
 """True when this copy must do nothing: another one was first, or this process was forked from the server."""
 
@@ -37,6 +40,12 @@ def fault(place, error):
         errors[kind] = errors.get(kind, 0) + 1
     except Exception:
         pass
+
+
+def observant():
+    """Whether everything that the guards of a remedy look at was seen: one fault in what observes, and a chunk or a sender
+    may be missing from the counts for good."""
+    return all(kind.partition(":")[0] in HARMLESS for kind in errors)
 
 
 def retire():

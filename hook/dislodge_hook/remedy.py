@@ -7,7 +7,7 @@ agent's evidence is necessary and never sufficient.
 
 from typing import NamedTuple
 
-from . import backend, description, marks, quiescence, senders, wrappers
+from . import backend, description, marks, process, quiescence, senders, wrappers
 from .control import Refused
 
 REASON_CHARACTERS = 256
@@ -20,6 +20,7 @@ class Facts(NamedTuple):
     live: bool
     room: "int | None"
     asked_room: str
+    observant: bool
     in_queue: bool
     rid: "str | None"
     asked_rid: str
@@ -53,7 +54,7 @@ def refusal(facts):
         ("attached_late", counts.late),
         ("chunks_queued", counts.queued > 0),
         ("chunks_working", counts.working > 0),
-        ("counts_unknown", counts.in_flight is None),
+        ("counts_unknown", counts.in_flight is None or not facts.observant),
         ("transfer_in_flight", bool(counts.in_flight)),
         ("abandoned_handles", counts.abandoned),
         ("ranks_unknown", None in (facts.tp, facts.cp, facts.pp)),
@@ -101,6 +102,7 @@ def gather(scheduler, record, sender, rid, room, phase):
         live=record.live,
         room=senders.number(record.room) if same_room else None,
         asked_room=room,
+        observant=process.observant(),
         in_queue=req is not None,
         rid=getattr(req, "rid", None),
         asked_rid=rid,

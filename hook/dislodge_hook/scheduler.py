@@ -122,7 +122,7 @@ def adopt(scheduler):
     shared with an unknown sender must not look unshared."""
     for req in description.requests_of(scheduler):
         sender = getattr(req, "disagg_kv_sender", None)
-        if sender is not None and hasattr(type(sender), senders.LAST):
+        if sender is not None and hasattr(type(sender), senders.ATTRIBUTE):
             senders.of(sender)
 
 

@@ -14,9 +14,9 @@ from . import backend, marks, process
 now = time.monotonic_ns
 
 ATTRIBUTE = "_dislodge"
-"""The sender's attribute that holds its record."""
+"""The sender's attribute that holds its record; its class has None."""
 LAST = "_dislodge_last"
-"""The sender's attribute that holds what `poll` returned last; its class has NONE."""
+"""The sender's attribute that holds what `poll` returned last, NONE before."""
 
 
 class Record:

@@ -6,10 +6,10 @@ import types
 import unittest
 from types import SimpleNamespace
 
-from fixture import FakeKVSender, Server, chunks_of_test, senders
+from fixture import FakeKVSender, Server, chunks_of_test, senders, wait_until
 from sglang.srt.disaggregation.common.conn import CommonKVSender
 
-from dislodge_hook import backend, chunks, description, importing, patching, quiescence, remedy
+from dislodge_hook import backend, chunks, description, importing, patching, process, quiescence, remedy
 
 rooms = itertools.count(50_000)
 
@@ -126,6 +126,19 @@ class Guards(Ordering):
         with chunks_of_test(room, abandoned=True):
             self.assertEqual(self.refused(req), "abandoned_handles")
         self.allowed(req)
+
+    def test_after_a_fault_in_what_observes_nothing_is_failed(self):
+        class Unhashable:
+            room, work = [], None
+
+        req = self.request(next(rooms))
+        self.manager.transfer_queues[0].put(Unhashable())
+        wait_until(lambda: len(process.errors) == 2)  # in `put`, and in the worker's `get`
+        self.assertEqual(self.refused(req), "counts_unknown")
+        process.errors.clear()
+        process.errors["marker:ImportError"] = 1
+        self.allowed(req)
+        process.errors.clear()
 
     def test_attached_late(self):
         req = self.request(next(rooms))

@@ -1,6 +1,7 @@
 """Wrapping changes nothing that the server can see, and each call is marked once."""
 
 import copy
+import functools
 import gc
 import inspect
 import pickle
@@ -42,8 +43,8 @@ class Signatures(unittest.TestCase):
     def test_every_wrapped_method_keeps_its_signature(self):
         seen = 0
         for cls in (*NixlKVSender.__mro__, *NixlKVManager.__mro__, *FakeKVSender.__mro__, *Scheduler.__mro__):
-            for function in vars(cls).values():
-                if hasattr(function, wrappers.OURS):
+            for name, function in vars(cls).items():
+                if wrappers.wrapped(cls, name):
                     seen += 1
                     self.assertEqual(inspect.signature(function), inspect.signature(function.__wrapped__))
         self.assertGreater(seen, 20)
@@ -106,6 +107,21 @@ class Marks(Server):
 
         sender = self.sender(8, Foreign)
         sender.poll()
+        self.assertEqual(len(self.kinds("PHASE")), 1)
+
+    def test_another_plugin_that_wraps_a_wrapper_of_ours_changes_nothing(self):
+        class Mine(NixlKVSender):
+            def poll(self):
+                return super().poll()
+
+        Mine.__module__ = NixlKVSender.__module__
+        wrappers.wrap_sender(Mine)
+        ours = Mine.poll
+        Mine.poll = functools.wraps(ours)(lambda self: ours(self))
+        wrappers._outermost.clear()
+        wrappers.wrap_sender(Mine)
+        sender = self.sender(15, Mine)
+        self.assertEqual([sender.poll(), sender.poll()], [1, 1])
         self.assertEqual(len(self.kinds("PHASE")), 1)
 
     def test_a_dropped_update_is_marked_and_noted_on_the_live_sender(self):

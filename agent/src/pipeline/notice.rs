@@ -25,6 +25,13 @@ pub enum Notice {
     },
     /// An alert changed its state.
     Verdict(Arc<Verdict>),
+    /// A scheduler reported another length of its inflight queue.
+    QueueLength {
+        /// Which scheduler.
+        process: ProcessKey,
+        /// The length.
+        length: u32,
+    },
     /// Something was decided or done about a stuck request.
     Remediation {
         /// Which.

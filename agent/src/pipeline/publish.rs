@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::Pipeline;
+use super::{Pipeline, notice::Notice};
 use crate::{
     diagnose::Cause,
     event::{Phase, clock::Monotonic},
@@ -17,6 +17,7 @@ impl Pipeline {
     pub(super) fn publish(&mut self, now: Monotonic) {
         self.publish_requests(now);
         self.publish_alerts();
+        self.publish_queues();
         let metrics = &self.metrics;
         for state in ["watched", "without_control", "without_hook"] {
             let count = self.servers.values().filter(|server| server.state() == state).count();
@@ -47,6 +48,22 @@ impl Pipeline {
         for phase in Phase::ALL.iter().map(|phase| phase.name()).chain(["none"]) {
             let count = phases.get(phase).copied().unwrap_or(0);
             self.metrics.requests.get_or_create(&PhaseLabel { phase }).set(count);
+        }
+    }
+
+    fn publish_queues(&mut self) {
+        let lengths: Vec<_> = self
+            .core
+            .tracker
+            .servers()
+            .filter_map(|(key, state)| state.queue_length.map(|(length, _)| (key, length)))
+            .collect();
+        for (process, length) in lengths {
+            if let Some(server) = self.servers.get_mut(&process)
+                && server.shown_length.replace(length) != Some(length)
+            {
+                self.notify(Notice::QueueLength { process, length });
+            }
         }
     }
 

@@ -25,6 +25,7 @@ pub(super) struct Server {
     pub(super) target: Target,
     pub(super) probe: Result<(), String>,
     pub(super) control: Result<Channel, String>,
+    pub(super) shown_length: Option<u32>,
     counted: ProcessCounters,
     discarded: (u64, u64),
 }
@@ -62,6 +63,7 @@ impl Pipeline {
                 target: target.clone(),
                 probe: Err("not looked at yet".to_owned()),
                 control: Err("not looked at yet".to_owned()),
+                shown_length: None,
                 counted: ProcessCounters::default(),
                 discarded: (0, 0),
             });

@@ -34,6 +34,7 @@ impl Case {
                 peer_aborted: None,
                 shared_with: Some(1),
                 cleared_by: Some(1),
+                cleared_at: Some(at),
                 remedied: None,
                 ended: None,
             },

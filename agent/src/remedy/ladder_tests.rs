@@ -5,7 +5,7 @@ const KEY: RequestKey = RequestKey { process: ProcessKey { pid: 1, start: 2 }, s
 const SECOND: u64 = 1_000_000_000;
 
 fn change(step: Step) -> Change {
-    Change { key: KEY, at: Monotonic(5), step, ended: None }
+    Change { key: KEY, at: Monotonic(5), tid: 7, step, ended: None }
 }
 
 fn polled_failed() -> Change {

@@ -1,23 +1,20 @@
 //! One traced process: its senders, rooms and queue, and how well all of it is known.
 
-use std::{
-    collections::{HashMap, HashSet},
-    time::Duration,
-};
+mod resync;
+
+use std::collections::HashMap;
 
 use super::{
     Aborted, Ended, Request, RequestKey, ResyncReason, RoomState, ServerState, Sync,
     tracker::{Change, Step, Tracked, Unused},
 };
-use crate::event::{
-    Backend, Body, ChunkCounts, Entry, Event, LeaveReason, Phase, ProcessKey, Rid, Room, clock::Monotonic,
-};
+use resync::Resync;
 
-/// `pass` marks with a wrong queue length, one after the other, before the tracker doubts itself: a mark of the same
-/// thread may still be on its way into the ring when the first is read.
-const PASSES_IN_DOUBT: u32 = 2;
-/// Rooms without a live sender that are kept because a handle of theirs may still be running.
-const MAX_ABANDONED_ROOMS: usize = 65_536;
+use crate::event::{Backend, Body, ChunkCounts, Event, LeaveReason, Phase, ProcessKey, Rid, Room, clock::Monotonic};
+
+/// Rooms of a process. Those without a live sender are kept while they are busy or a handle of theirs may still be
+/// running; when there are too many, they are forgotten all at once and the hook is asked anew.
+const MAX_ROOMS: usize = 262_144;
 
 #[derive(Debug)]
 pub(super) struct Process {
@@ -32,17 +29,10 @@ pub(super) struct Process {
     resync: Option<Resync>,
 }
 
-/// A resynchronisation whose entries are arriving.
-#[derive(Debug)]
-struct Resync {
-    epoch: u64,
-    entries: u64,
-    alive: HashSet<u64>,
-}
-
 /// What applying an event needs beside the process.
 pub(super) struct Applying<'a> {
     pub(super) at: Monotonic,
+    pub(super) tid: u32,
     pub(super) changes: &'a mut Vec<Change>,
     pub(super) unused: &'a mut Unused,
     pub(super) max_requests: usize,
@@ -94,31 +84,10 @@ impl Process {
         RequestKey { process: self.key, serial }
     }
 
-    pub(super) fn needs_resync(&mut self, reason: ResyncReason) {
-        // While the first answer is outstanding the first reason stays: it explains why nothing is known.
-        if !matches!(self.state.sync, Sync::Needed(_)) {
-            self.state.sync = Sync::Needed(reason);
-        }
-        self.resync = None;
-    }
-
-    pub(super) fn to_ask(&self, now: Monotonic, patience: Duration) -> Option<ResyncReason> {
-        match self.state.sync {
-            Sync::Needed(reason) => Some(reason),
-            Sync::Asked { at, reason, .. } if now.since(at) >= patience => Some(reason),
-            Sync::Asked { .. } | Sync::Complete => None,
-        }
-    }
-
-    pub(super) fn asked(&mut self, epoch: u64, reason: ResyncReason, at: Monotonic) {
-        self.state.sync = Sync::Asked { epoch, at, reason };
-        self.resync = None;
-    }
-
     /// The process is gone, and all its requests with it.
     pub(super) fn end(mut self, at: Monotonic, changes: &mut Vec<Change>) {
         let mut unused = Unused::default();
-        let mut applying = Applying { at, changes, unused: &mut unused, max_requests: usize::MAX };
+        let mut applying = Applying { at, tid: 0, changes, unused: &mut unused, max_requests: usize::MAX };
         for serial in self.serials() {
             self.forget(serial, None, &mut applying);
         }
@@ -201,6 +170,10 @@ impl Process {
     }
 
     fn room(&mut self, room: Room) -> &mut RoomState {
+        if self.rooms.len() >= MAX_ROOMS && !self.rooms.contains_key(&room) {
+            self.rooms.retain(|_, state| !state.senders.is_empty());
+            self.needs_resync(ResyncReason::TooManyRooms);
+        }
         self.rooms.entry(room).or_default()
     }
 
@@ -219,7 +192,13 @@ impl Process {
     }
 
     fn changed(&self, serial: u64, step: Step, applying: &mut Applying<'_>) {
-        applying.changes.push(Change { key: self.request_key(serial), at: applying.at, step, ended: None });
+        applying.changes.push(Change {
+            key: self.request_key(serial),
+            at: applying.at,
+            tid: applying.tid,
+            step,
+            ended: None,
+        });
     }
 
     fn open(&mut self, room: Room, serial: u64, backend: Backend, applying: &mut Applying<'_>) {
@@ -238,6 +217,8 @@ impl Process {
             self.forget(oldest, None, applying);
         }
         let (serial, room) = (request.serial, request.room);
+        // A serial that is opened again is a hook's fault; the books must balance all the same.
+        self.take_out(serial);
         self.newest_serial = self.newest_serial.max(serial);
         let state = self.rooms.entry(room).or_default();
         if let Some(&other) = state.senders.iter().rfind(|other| **other != serial) {
@@ -255,19 +236,24 @@ impl Process {
         self.requests.insert(serial, request);
     }
 
-    /// Takes a request out and reports it as ended.
-    fn forget(&mut self, serial: u64, left: Option<LeaveReason>, applying: &mut Applying<'_>) {
-        let Some(mut request) = self.requests.remove(&serial) else { return };
+    fn take_out(&mut self, serial: u64) -> Option<Request> {
+        let request = self.requests.remove(&serial)?;
         if request.is_inflight() {
             self.inflight = self.inflight.saturating_sub(1);
         }
+        self.room(request.room).senders.retain(|other| *other != serial);
+        Some(request)
+    }
+
+    /// Takes a request out and reports it as ended.
+    fn forget(&mut self, serial: u64, left: Option<LeaveReason>, applying: &mut Applying<'_>) {
+        let Some(mut request) = self.take_out(serial) else { return };
         request.ended = Some(Ended { at: applying.at, left });
-        let room = request.room;
-        self.room(room).senders.retain(|other| *other != serial);
-        self.drop_idle_room(room);
+        self.drop_idle_room(request.room);
         applying.changes.push(Change {
             key: self.request_key(serial),
             at: applying.at,
+            tid: applying.tid,
             step: left.map_or(Step::Ended, Step::Left),
             ended: Some(Box::new(request)),
         });
@@ -277,10 +263,7 @@ impl Process {
         let Some(state) = self.rooms.get(&room) else { return };
         let idle = |counts: &ChunkCounts| counts.queued == 0 && counts.working == 0;
         let abandoned = state.chunks.is_some_and(|counts| counts.abandoned);
-        if state.senders.is_empty()
-            && state.chunks.as_ref().is_none_or(idle)
-            && (!abandoned || self.rooms.len() > MAX_ABANDONED_ROOMS)
-        {
+        if state.senders.is_empty() && state.chunks.as_ref().is_none_or(idle) && !abandoned {
             self.rooms.remove(&room);
         }
     }
@@ -306,6 +289,7 @@ impl Process {
             } else if after.is_some() {
                 // The room is registered again: what a clear or a dropped update did to it is over.
                 request.cleared_by = None;
+                request.cleared_at = None;
                 request.update_dropped = None;
             }
         }
@@ -322,6 +306,7 @@ impl Process {
                     && let Some(other) = self.requests.get_mut(&other)
                 {
                     other.cleared_by = Some(serial);
+                    other.cleared_at = Some(applying.at);
                 }
             }
         }
@@ -363,82 +348,6 @@ impl Process {
         state.busy_until = Some(at);
         self.drop_idle_room(room);
     }
-
-    fn pass(&mut self, queue_length: u32, passes: u32, at: Monotonic) {
-        self.state.paused = false;
-        self.state.passes += u64::from(passes);
-        self.state.queue_length = Some((queue_length, at));
-        if queue_length == self.inflight || self.state.sync != Sync::Complete {
-            self.passes_in_doubt = 0;
-            return;
-        }
-        self.passes_in_doubt += 1;
-        if self.passes_in_doubt >= PASSES_IN_DOUBT {
-            self.passes_in_doubt = 0;
-            self.needs_resync(ResyncReason::QueueLengthDiffers);
-        }
-    }
-
-    fn begin_resync(&mut self, epoch: u64) {
-        if matches!(self.state.sync, Sync::Asked { epoch: asked, .. } if asked == epoch) {
-            self.resync = Some(Resync { epoch, entries: 0, alive: HashSet::new() });
-        }
-    }
-
-    fn entry(&mut self, room: Room, serial: u64, epoch: u64, entry: &Entry, applying: &mut Applying<'_>) {
-        let Some(resync) = self.resync.as_mut().filter(|resync| resync.epoch == epoch) else { return };
-        resync.entries += 1;
-        resync.alive.insert(serial);
-        let entry = entry.clone().in_clock_of_the_node(self.clock_offset);
-        let known = self.requests.remove(&serial);
-        if known.as_ref().is_some_and(Request::is_inflight) {
-            self.inflight = self.inflight.saturating_sub(1);
-        }
-        let passes = self.state.passes;
-        let state = self.room(room);
-        state.chunks = Some(entry.chunks);
-        state.sent_chunks = state.sent_chunks.max(entry.sent_chunks.into());
-        state.known_absent |= entry.dropped.is_some() || entry.cleared_by.is_some();
-        let is_new = known.is_none();
-        let before = known.unwrap_or_else(|| blank(serial, room, entry.backend, applying.at));
-        let request = Request {
-            rid: entry.rid.or(before.rid),
-            created: entry.created.unwrap_or(before.created),
-            phase: entry.phase,
-            phase_since: entry.phase_since.unwrap_or(before.phase_since),
-            entered: entry.entered,
-            sent_chunks: entry.sent_chunks,
-            sent_pages: entry.sent_pages,
-            sent_last: entry.sent_last,
-            aborted: entry.aborted.map(|at| Aborted {
-                at,
-                // Passes before the agent came are not known; those since the resynchronisation count.
-                passes: before.aborted.map_or(passes, |aborted| aborted.passes),
-            }),
-            update_dropped: entry.dropped,
-            shared_with: entry.shared_with.or(before.shared_with),
-            cleared_by: entry.cleared_by,
-            ..before
-        };
-        self.insert(request, applying);
-        if is_new {
-            self.changed(serial, Step::Resynchronised, applying);
-        }
-    }
-
-    fn end_resync(&mut self, epoch: u64, entries: u64, applying: &mut Applying<'_>) {
-        let Some(resync) = self.resync.take_if(|resync| resync.epoch == epoch) else { return };
-        if resync.entries != entries {
-            self.needs_resync(ResyncReason::EntriesMissing);
-            return;
-        }
-        for serial in self.serials() {
-            if !resync.alive.contains(&serial) {
-                self.forget(serial, None, applying);
-            }
-        }
-        self.state.sync = Sync::Complete;
-    }
 }
 
 fn blank(serial: u64, room: Room, backend: Backend, at: Monotonic) -> Request {
@@ -459,6 +368,7 @@ fn blank(serial: u64, room: Room, backend: Backend, at: Monotonic) -> Request {
         peer_aborted: None,
         shared_with: None,
         cleared_by: None,
+        cleared_at: None,
         remedied: None,
         ended: None,
     }

@@ -43,6 +43,8 @@ pub struct Change {
     pub key: RequestKey,
     /// When.
     pub at: Monotonic,
+    /// The server's thread that did it; 0 when the agent concluded it.
+    pub tid: u32,
     /// What.
     pub step: Step,
     /// The request itself where it is not tracked any more.
@@ -107,8 +109,13 @@ impl Tracker {
             self.unused.unknown_process += 1;
             return;
         };
-        let mut applying =
-            Applying { at: event.at, changes, unused: &mut self.unused, max_requests: self.max_requests };
+        let mut applying = Applying {
+            at: event.at,
+            tid: event.tid,
+            changes,
+            unused: &mut self.unused,
+            max_requests: self.max_requests,
+        };
         process.apply(event, &mut applying);
     }
 
@@ -159,3 +166,7 @@ impl Tracker {
         self.unused
     }
 }
+
+#[cfg(test)]
+#[path = "tracker_tests.rs"]
+mod tests;

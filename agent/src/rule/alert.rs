@@ -123,6 +123,11 @@ impl Alerts {
         self.active.range(rules).map(|((_, rule), active)| (*rule, active.firing))
     }
 
+    /// Whether no alert is pending or fires.
+    pub fn is_empty(&self) -> bool {
+        self.active.is_empty()
+    }
+
     /// Whether `rule` has a pending or firing alert for a request.
     pub fn contains(&self, key: RequestKey, rule: RuleIndex) -> bool {
         self.active.contains_key(&(key, rule))

@@ -127,6 +127,7 @@ impl Condition {
             peer_aborted: None,
             shared_with: None,
             cleared_by: None,
+            cleared_at: None,
             remedied: None,
             ended: None,
         };

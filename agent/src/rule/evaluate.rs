@@ -89,7 +89,7 @@ impl Evaluator {
     /// Evaluates one request and appends what changed.
     pub fn evaluate(&mut self, key: RequestKey, subject: &Subject<'_>, transitions: &mut Vec<Transition>) {
         let age = subject.age();
-        let has_alerts = self.alerts.of(key).next().is_some();
+        let has_alerts = !self.alerts.is_empty() && self.alerts.of(key).next().is_some();
         let mut scope = None;
         for (index, rule) in self.rules.iter() {
             let matched = if rule.condition.prefilter().allows(subject.diagnosis.cause, age) {

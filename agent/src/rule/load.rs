@@ -208,7 +208,8 @@ fn rule_name(text: Text, problems: &mut Problems<'_>) -> Option<Arc<str>> {
     let fits = name.starts_with(|first: char| first.is_ascii_uppercase())
         && name.chars().all(|character| character.is_ascii_alphanumeric());
     if !fits || name.len() > MAX_NAME {
-        problems.at(&text, format!("`{}` is not a rule's name; write letters and digits after a capital, at most {MAX_NAME}, such as RoomCollision", name.escape_debug()));
+        let form = format!("letters and digits after a capital, at most {MAX_NAME}, such as RoomCollision");
+        problems.at(&text, format!("`{}` is not a rule's name; write {form}", name.escape_debug()));
         return None;
     }
     Some(name.as_str().into())
@@ -275,8 +276,8 @@ fn condition(text: &Text, source: &str, problems: &mut Problems<'_>) -> Option<C
     None
 }
 
-/// Where line and column of a scalar's text are in its file. Exact where the file has its lines as they are (one line, or
-/// a block after `|`); elsewhere, as in folded text, the problem is said to be where the text begins.
+/// Where line and column of a scalar's text are in its file. Exact where the file has its lines as they are (one line,
+/// or a block after `|`); elsewhere, as in folded text, the problem is said to be where the text begins.
 fn place_in_file(text: &Text, source: &str, line: usize, column: usize) -> (u64, u64) {
     let (first_line, first_column) = (text.referenced.line(), text.referenced.column());
     let start = || {

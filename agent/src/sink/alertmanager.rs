@@ -7,6 +7,7 @@
 //! Firing alerts are told again every interval and carry an end four intervals ahead: an agent that dies lets them
 //! expire, and one that stops on purpose leaves them to do the same, since stopping the agent frees no request.
 
+mod http;
 pub mod outbox;
 mod payload;
 
@@ -20,7 +21,7 @@ use std::{
 };
 
 use backon::{BackoffBuilder, ExponentialBuilder};
-use reqwest::{Client, StatusCode, Url, redirect};
+use reqwest::{Client, Url};
 use tokio::{sync::Notify, task::JoinSet};
 use tokio_util::sync::CancellationToken;
 
@@ -28,20 +29,16 @@ use crate::{
     event::clock::{Monotonic, WallClock},
     verdict::Verdict,
 };
-use outbox::Outbox;
+use http::PostError;
+pub use http::SetupError;
+use outbox::{Due, Outbox};
 use payload::PostableAlert;
 
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
-const TOTAL_TIMEOUT: Duration = Duration::from_secs(5);
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(2);
 const FIRST_RETRY: Duration = Duration::from_millis(500);
 const LONGEST_RETRY: Duration = Duration::from_secs(30);
 /// How far the wall clock may have been stepped before alerts' times follow it.
 const MAX_CLOCK_ERROR: jiff::SignedDuration = jiff::SignedDuration::from_secs(1);
-/// Longest bearer token that is read from its file.
-const MAX_TOKEN: usize = 16 << 10;
-/// Bytes of an Alertmanager's complaint that are repeated.
-const MAX_COMPLAINT: usize = 256;
 
 /// What a sink must know.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,28 +53,6 @@ pub struct Settings {
     pub bearer_token_file: Option<PathBuf>,
     /// URL of a runbook, `{cause}` standing for the cause.
     pub runbook_url: Option<String>,
-}
-
-/// Why a sink cannot be made.
-#[derive(Debug, thiserror::Error)]
-pub enum SetupError {
-    /// The authorities' file cannot be read.
-    #[error("the ca_file {path} cannot be read: {source}", path = path.display())]
-    CaFile {
-        /// The file.
-        path: PathBuf,
-        /// Why not.
-        source: std::io::Error,
-    },
-    /// The authorities' file has no certificate, or one that is broken.
-    #[error("the ca_file {path} has no usable PEM certificate", path = path.display())]
-    NoCertificate {
-        /// The file.
-        path: PathBuf,
-    },
-    /// TLS cannot be set up.
-    #[error("the HTTP client cannot be made; where no authorities are installed, set ca_file: {0}")]
-    Client(#[from] reqwest::Error),
 }
 
 /// What one Alertmanager was told. Alerts are counted once per message.
@@ -99,7 +74,7 @@ impl Delivery {
         self.failures.load(Ordering::Relaxed)
     }
 
-    /// Messages that it refused for good (a status of 400 to 499 other than 408 and 429).
+    /// Messages that it refused for good (a status of 400 to 499 other than 401, 403, 408 and 429).
     pub fn rejected(&self) -> u64 {
         self.rejected.load(Ordering::Relaxed)
     }
@@ -130,14 +105,14 @@ impl AlertmanagerSink {
     ///
     /// The authorities' file is unusable, or TLS cannot be set up.
     pub fn start(settings: Settings) -> Result<Self, SetupError> {
-        let client = client(&settings)?;
+        let client = http::client(&settings)?;
         let settings = Arc::new(settings);
         let stop = CancellationToken::new();
         let mut workers = JoinSet::new();
         let mut targets = Vec::new();
         for base in &settings.urls {
             let target = Arc::new(Target {
-                url: alerts_url(base),
+                url: http::alerts_url(base),
                 settings: Arc::clone(&settings),
                 client: client.clone(),
                 outbox: Mutex::new(Outbox::new(settings.resend_interval)),
@@ -178,7 +153,40 @@ impl AlertmanagerSink {
     }
 }
 
+impl Delivery {
+    fn count(&self, answer: &Result<(), PostError>, alerts: usize) {
+        let (counter, more) = match answer {
+            Ok(()) => (&self.sent, alerts as u64),
+            Err(PostError::Again(_)) => (&self.failures, 1),
+            Err(PostError::Refused { .. }) => (&self.rejected, 1),
+        };
+        counter.fetch_add(more, Ordering::Relaxed);
+    }
+}
+
 impl Target {
+    fn message(&self, due: &[Due], now: Monotonic, clock: &WallClock) -> Vec<PostableAlert> {
+        let outbox = self.outbox();
+        let runbook = self.settings.runbook_url.as_deref();
+        let alerts = due.iter().filter_map(|due| outbox.alert(due));
+        alerts.filter_map(|alert| payload::of(alert, outbox.lifetime(), runbook, now, clock)).collect()
+    }
+
+    /// Says what changed: an Alertmanager that is away for an hour is one line, not one for each attempt.
+    fn log(&self, answer: &Result<(), PostError>, alerts: usize, was_reachable: bool) {
+        let url = &self.url;
+        match answer {
+            Ok(()) if !was_reachable => tracing::info!(%url, "alertmanager takes alerts again"),
+            Err(error @ PostError::Refused { .. }) => {
+                tracing::error!(%url, %error, alerts, "alertmanager refused alerts")
+            }
+            Err(error) if was_reachable => {
+                tracing::warn!(%url, %error, alerts, "alertmanager does not take alerts; trying again");
+            }
+            _ => {}
+        }
+    }
+
     fn outbox(&self) -> MutexGuard<'_, Outbox> {
         // The outbox is sound after any of its methods: a panic elsewhere does not make it worse.
         self.outbox.lock().unwrap_or_else(PoisonError::into_inner)
@@ -192,8 +200,8 @@ async fn deliver(target: Arc<Target>, stop: CancellationToken) {
     let mut clock = WallClock::now();
     loop {
         let now = Monotonic::now();
-        let batch = target.outbox().due(now);
-        if batch.is_empty() {
+        let due = target.outbox().due(now);
+        if due.is_empty() {
             if stop.is_cancelled() {
                 return;
             }
@@ -206,42 +214,21 @@ async fn deliver(target: Arc<Target>, stop: CancellationToken) {
             continue;
         }
         clock = steady(clock, now);
-        let runbook = target.settings.runbook_url.as_deref();
-        let alerts: Vec<PostableAlert> = {
-            let outbox = target.outbox();
-            batch
-                .iter()
-                .filter_map(|due| payload::of(outbox.alert(due)?, outbox.lifetime(), runbook, now, &clock))
-                .collect()
-        };
-        match post(&target, &alerts).await {
-            Ok(()) => {
-                target.outbox().told(&batch, now);
-                target.delivery.sent.fetch_add(alerts.len() as u64, Ordering::Relaxed);
-                backoff = self::backoff();
-                if !reachable {
-                    tracing::info!(url = %target.url, "alertmanager takes alerts again");
-                }
-                reachable = true;
-            }
-            Err(PostError::Rejected { status, complaint }) => {
-                // The same message would be refused again; the next interval's may not be.
-                target.outbox().told(&batch, now);
-                target.delivery.rejected.fetch_add(1, Ordering::Relaxed);
-                tracing::error!(url = %target.url, %status, complaint, alerts = alerts.len(), "alertmanager refused alerts");
-            }
-            Err(error) => {
-                target.delivery.failures.fetch_add(1, Ordering::Relaxed);
-                if reachable {
-                    tracing::warn!(url = %target.url, %error, alerts = alerts.len(), "alertmanager does not take alerts; trying again");
-                }
-                reachable = false;
-                let wait = backoff.next().unwrap_or(LONGEST_RETRY);
-                tokio::select! {
-                    () = stop.cancelled() => return,
-                    () = tokio::time::sleep(wait) => {}
-                }
-            }
+        let answer =
+            http::post(&target.client, &target.url, &target.settings, &target.message(&due, now, &clock)).await;
+        target.delivery.count(&answer, due.len());
+        target.log(&answer, due.len(), reachable);
+        reachable = !matches!(answer, Err(PostError::Again(_)));
+        if reachable {
+            // What it refused for good would be refused again: its next turn comes with the interval as well.
+            target.outbox().told(&due, now);
+            backoff = self::backoff();
+            continue;
+        }
+        let wait = backoff.next().unwrap_or(LONGEST_RETRY);
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = tokio::time::sleep(wait) => {}
         }
     }
 }
@@ -252,66 +239,6 @@ fn steady(clock: WallClock, now: Monotonic) -> WallClock {
     if off > MAX_CLOCK_ERROR { WallClock::now() } else { clock }
 }
 
-#[derive(Debug, thiserror::Error)]
-enum PostError {
-    #[error("the bearer_token_file cannot be read: {0}")]
-    Token(std::io::Error),
-    #[error("the bearer_token_file has no token that fits a header")]
-    BadToken,
-    #[error(transparent)]
-    Http(#[from] reqwest::Error),
-    #[error("it answered {status}: {complaint}")]
-    Busy { status: StatusCode, complaint: String },
-    #[error("it answered {status}: {complaint}")]
-    Rejected { status: StatusCode, complaint: String },
-}
-
-async fn post(target: &Target, alerts: &[PostableAlert]) -> Result<(), PostError> {
-    let mut request = target.client.post(target.url.clone()).json(alerts);
-    if let Some(file) = &target.settings.bearer_token_file {
-        let token = std::fs::read_to_string(file).map_err(PostError::Token)?;
-        let token = token.trim();
-        if token.is_empty() || token.len() > MAX_TOKEN || !token.bytes().all(|byte| byte.is_ascii_graphic()) {
-            return Err(PostError::BadToken);
-        }
-        request = request.bearer_auth(token);
-    }
-    let mut response = request.send().await?;
-    let status = response.status();
-    if status.is_success() {
-        return Ok(());
-    }
-    let complaint = response.chunk().await.ok().flatten().unwrap_or_default();
-    let complaint =
-        String::from_utf8_lossy(complaint.get(..MAX_COMPLAINT).unwrap_or(&complaint)).escape_debug().to_string();
-    let again =
-        !status.is_client_error() || matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT);
-    Err(if again { PostError::Busy { status, complaint } } else { PostError::Rejected { status, complaint } })
-}
-
-fn client(settings: &Settings) -> Result<Client, SetupError> {
-    // An error says that somebody has installed one already, which is what is needed.
-    let _ = rustls::crypto::ring::default_provider().install_default();
-    let mut builder = Client::builder()
-        .connect_timeout(CONNECT_TIMEOUT)
-        .timeout(TOTAL_TIMEOUT)
-        .redirect(redirect::Policy::none())
-        .no_proxy()
-        .user_agent(concat!("dislodge/", env!("CARGO_PKG_VERSION")));
-    if let Some(path) = &settings.ca_file {
-        let pem = std::fs::read(path).map_err(|source| SetupError::CaFile { path: path.clone(), source })?;
-        let authorities = reqwest::Certificate::from_pem_bundle(&pem).unwrap_or_default();
-        if authorities.is_empty() {
-            return Err(SetupError::NoCertificate { path: path.clone() });
-        }
-        builder = builder.tls_certs_only(authorities);
-    } else if settings.urls.iter().all(|url| url.scheme() == "http") {
-        // Without this the system's authorities are looked for, and a container often has none.
-        builder = builder.tls_certs_only([]);
-    }
-    Ok(builder.build()?)
-}
-
 fn backoff() -> <ExponentialBuilder as BackoffBuilder>::Backoff {
     ExponentialBuilder::default()
         .with_jitter()
@@ -319,11 +246,4 @@ fn backoff() -> <ExponentialBuilder as BackoffBuilder>::Backoff {
         .with_max_delay(LONGEST_RETRY)
         .without_max_times()
         .build()
-}
-
-/// `base` with the path of the alerts' API behind its own.
-fn alerts_url(base: &Url) -> Url {
-    let mut url = base.clone();
-    url.set_path(&format!("{}/api/v2/alerts", base.path().trim_end_matches('/')));
-    url
 }

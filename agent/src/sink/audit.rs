@@ -106,7 +106,7 @@ pub enum AuditError {
         source: io::Error,
     },
     /// There is something else than a file.
-    #[error("the audit file {path} is not a regular file; name one, or a path that does not exist yet", path = path.display())]
+    #[error("the audit file {path} is not a regular file; name one, or a new path", path = path.display())]
     NotAFile {
         /// The path.
         path: PathBuf,

@@ -51,16 +51,7 @@ impl Checker<'_> {
 
     fn kind(&mut self, expression: &IdedExpr) -> Option<Kind> {
         match &expression.expr {
-            Expr::Literal(literal) => match literal {
-                LiteralValue::Boolean(_) => Some(Kind::Flag),
-                LiteralValue::Int(_) => Some(Kind::Count),
-                LiteralValue::Double(_) => Some(Kind::Seconds),
-                LiteralValue::String(_) => Some(Kind::Text),
-                LiteralValue::UInt(_) => self.error(expression, "no field is unsigned; write the number without `u`"),
-                LiteralValue::Bytes(_) => self.error(expression, "no field is of bytes; write a string without `b`"),
-                LiteralValue::Null => self
-                    .error(expression, "no field is ever null: what is not known has a value, see the list of fields"),
-            },
+            Expr::Literal(literal) => self.literal(expression, literal),
             Expr::Ident(name) => match Field::named(name) {
                 Some(field) => Some(field.kind),
                 None => {
@@ -73,89 +64,128 @@ impl Checker<'_> {
                 let kind = self.kind(&select.operand)?;
                 self.error(expression, format!("unknown member `{}`: a {} has none", select.field, kind.name()))
             }
-            Expr::Call(call) => self.call(expression, call),
+            Expr::Call(call) => match (&call.target, call.args.as_slice()) {
+                (None, [operand]) => self.unary(expression, call, operand),
+                (None, [left, right]) => self.binary(expression, call, left, right),
+                (None, [condition, yes, no]) if call.func_name == operators::CONDITIONAL => {
+                    self.conditional(condition, yes, no)
+                }
+                (Some(target), arguments) => self.member(expression, call, target, arguments),
+                _ => self.unknown_function(expression, call),
+            },
             Expr::List(_) => self.error(expression, "a list can only stand after `in`"),
             Expr::Map(_) | Expr::Struct(_) => self.error(expression, "maps and messages have no use in a condition"),
             Expr::Comprehension(_) | Expr::Unspecified => self.error(expression, "macros have no use in a condition"),
         }
     }
 
-    fn call(&mut self, at: &IdedExpr, call: &CallExpr) -> Option<Kind> {
+    fn literal(&mut self, at: &IdedExpr, literal: &LiteralValue) -> Option<Kind> {
+        match literal {
+            LiteralValue::Boolean(_) => Some(Kind::Flag),
+            LiteralValue::Int(_) => Some(Kind::Count),
+            LiteralValue::Double(_) => Some(Kind::Seconds),
+            LiteralValue::String(_) => Some(Kind::Text),
+            LiteralValue::UInt(_) => self.error(at, "no field is unsigned; write the number without `u`"),
+            LiteralValue::Bytes(_) => self.error(at, "no field is of bytes; write a string without `b`"),
+            LiteralValue::Null => self.error(at, "no field is ever null: what is not known has a value of its own"),
+        }
+    }
+
+    fn unary(&mut self, at: &IdedExpr, call: &CallExpr, operand: &IdedExpr) -> Option<Kind> {
+        match call.func_name.as_str() {
+            operators::LOGICAL_NOT => self.want(operand, &[Kind::Flag], "what stands after `!`"),
+            operators::NEGATE => self.want(operand, &NUMBERS, "what stands after `-`"),
+            "size" => self.want(operand, &[Kind::Text], "the argument of size").and(Some(Kind::Count)),
+            "double" => self.want(operand, &NUMBERS, "the argument of double").and(Some(Kind::Seconds)),
+            "int" => self.want(operand, &NUMBERS, "the argument of int").and(Some(Kind::Count)),
+            "has" => self.error(at, "`has` is not needed: every field is always there"),
+            _ => self.unknown_function(at, call),
+        }
+    }
+
+    fn binary(&mut self, at: &IdedExpr, call: &CallExpr, left: &IdedExpr, right: &IdedExpr) -> Option<Kind> {
         let name = call.func_name.as_str();
-        match (name, &call.target, call.args.as_slice()) {
-            (operators::LOGICAL_AND | operators::LOGICAL_OR, None, [left, right]) => {
+        match name {
+            operators::LOGICAL_AND | operators::LOGICAL_OR => {
+                self.both(name, left, right, &[Kind::Flag]).map(|_| Kind::Flag)
+            }
+            operators::EQUALS | operators::NOT_EQUALS => self.equality(at, left, right),
+            operators::LESS | operators::LESS_EQUALS | operators::GREATER | operators::GREATER_EQUALS => {
+                let (left, right) = self.both(name, left, right, &[Kind::Count, Kind::Seconds, Kind::Text])?;
+                match (left, right) {
+                    (Kind::Text, Kind::Text) => {
+                        self.error(at, "strings have no useful order: \"0.5.9\" would come after \"0.5.22\"")
+                    }
+                    (Kind::Text, number) | (number, Kind::Text) => {
+                        self.error(at, format!("string and {} cannot be compared", number.name()))
+                    }
+                    _ => Some(Kind::Flag),
+                }
+            }
+            operators::ADD | operators::SUBSTRACT | operators::MULTIPLY | operators::DIVIDE | operators::MODULO => {
+                let (left, right) = self.both(name, left, right, &NUMBERS)?;
                 let sign = sign(name);
-                let left = self.want(left, &[Kind::Flag], &format!("what stands before `{sign}`"));
-                let right = self.want(right, &[Kind::Flag], &format!("what stands after `{sign}`"));
-                left.and(right)
-            }
-            (operators::LOGICAL_NOT, None, [operand]) => self.want(operand, &[Kind::Flag], "what stands after `!`"),
-            (operators::NEGATE, None, [operand]) => self.want(operand, &NUMBERS, "what stands after `-`"),
-            (operators::CONDITIONAL, None, [condition, yes, no]) => {
-                self.want(condition, &[Kind::Flag], "what stands before `?`");
-                let yes = self.kind(yes);
-                let (yes, no_kind) = (yes?, self.kind(no)?);
-                if yes != no_kind {
-                    return self.error(no, format!("both sides of `:` must have one type; they are {} and {}", yes.name(), no_kind.name()));
+                if left != right {
+                    let kinds = format!("{} and {}", left.name(), right.name());
+                    return self.error(at, format!("`{sign}` does not take {kinds}; write 2.0 for 2, or double(…)"));
                 }
-                Some(yes)
-            }
-            (operators::EQUALS | operators::NOT_EQUALS, None, [left, right]) => self.equality(at, left, right),
-            (operators::LESS | operators::LESS_EQUALS | operators::GREATER | operators::GREATER_EQUALS, None, [left, right]) => {
-                let sign = sign(name);
-                let left_kind = self.kind(left);
-                if left_kind == Some(Kind::Text) && self.kind(right) == Some(Kind::Text) {
-                    return self.error(at, format!("`{sign}` compares numbers; strings have no useful order (\"0.5.9\" would come after \"0.5.22\")"));
+                if name == operators::MODULO && left != Kind::Count {
+                    return self.error(at, "`%` takes two ints");
                 }
-                let left = self.number(left_kind, left, &format!("what stands before `{sign}`"));
-                let right = self.want(right, &NUMBERS, &format!("what stands after `{sign}`"));
-                left.and(right).and(Some(Kind::Flag))
+                Some(left)
             }
-            (operators::ADD | operators::SUBSTRACT | operators::MULTIPLY | operators::DIVIDE | operators::MODULO, None, [left, right]) => {
-                let sign = sign(name);
-                let left_kind = self.want(left, &NUMBERS, &format!("what stands before `{sign}`"));
-                let right_kind = self.want(right, &NUMBERS, &format!("what stands after `{sign}`"));
-                let (left_kind, right_kind) = (left_kind?, right_kind?);
-                if left_kind != right_kind {
-                    return self.error(at, format!("`{sign}` needs two of one type, not {} and {}; write 2.0 for 2, or double(…)", left_kind.name(), right_kind.name()));
-                }
-                if name == operators::MODULO && left_kind != Kind::Count {
-                    return self.error(at, "`%` needs two ints");
-                }
-                Some(left_kind)
-            }
-            (operators::IN, None, [item, list]) => self.membership(item, list),
-            (operators::INDEX, None, _) => self.error(at, "no field is a list: nothing can be indexed"),
-            ("contains" | "startsWith" | "endsWith", Some(target), [part]) => {
+            operators::IN => self.membership(left, right),
+            operators::INDEX => self.error(at, "no field is a list: nothing can be indexed"),
+            _ => self.unknown_function(at, call),
+        }
+    }
+
+    /// The types of both operands, which must be among `wanted`.
+    fn both(&mut self, name: &str, left: &IdedExpr, right: &IdedExpr, wanted: &[Kind]) -> Option<(Kind, Kind)> {
+        let sign = sign(name);
+        let left = self.want(left, wanted, &format!("what stands before `{sign}`"));
+        let right = self.want(right, wanted, &format!("what stands after `{sign}`"));
+        left.zip(right)
+    }
+
+    fn conditional(&mut self, condition: &IdedExpr, yes: &IdedExpr, no: &IdedExpr) -> Option<Kind> {
+        self.want(condition, &[Kind::Flag], "what stands before `?`");
+        let (yes_kind, no_kind) = (self.kind(yes), self.kind(no));
+        let (yes_kind, no_kind) = yes_kind.zip(no_kind)?;
+        if yes_kind != no_kind {
+            let kinds = format!("{} and {}", yes_kind.name(), no_kind.name());
+            return self.error(no, format!("both sides of `:` must have one type, these are {kinds}"));
+        }
+        Some(yes_kind)
+    }
+
+    fn member(&mut self, at: &IdedExpr, call: &CallExpr, target: &IdedExpr, arguments: &[IdedExpr]) -> Option<Kind> {
+        let name = call.func_name.as_str();
+        match (name, arguments) {
+            ("contains" | "startsWith" | "endsWith", [part]) => {
                 let target = self.want(target, &[Kind::Text], &format!("what stands before `.{name}`"));
                 let part = self.want(part, &[Kind::Text], &format!("the argument of {name}"));
                 target.and(part).and(Some(Kind::Flag))
             }
-            ("size", None, [text]) => self.want(text, &[Kind::Text], "the argument of size").and(Some(Kind::Count)),
-            ("size", Some(text), []) => self.want(text, &[Kind::Text], "the argument of size").and(Some(Kind::Count)),
-            ("double", None, [number]) => self.want(number, &NUMBERS, "the argument of double").and(Some(Kind::Seconds)),
-            ("int", None, [number]) => self.want(number, &NUMBERS, "the argument of int").and(Some(Kind::Count)),
-            ("has", None, [_]) => self.error(at, "`has` is not needed: every field is always there"),
-            ("all" | "exists" | "exists_one" | "map" | "filter", Some(_), _) => {
+            ("size", []) => self.want(target, &[Kind::Text], "what stands before `.size`").and(Some(Kind::Count)),
+            ("all" | "exists" | "exists_one" | "map" | "filter", _) => {
                 self.error(at, format!("the macro `{name}` has no use in a condition: no field is a list"))
             }
-            _ => self.error(at, format!("unknown function `{}` with {} arguments; known are contains, startsWith, endsWith, size, double, int", name.trim_matches('_'), call.args.len())),
+            _ => self.unknown_function(at, call),
         }
     }
 
-    fn number(&mut self, kind: Option<Kind>, at: &IdedExpr, what: &str) -> Option<Kind> {
-        let kind = kind?;
-        if NUMBERS.contains(&kind) {
-            return Some(kind);
-        }
-        self.error(at, format!("{what} must be int or double, this is {}", kind.name()))
+    fn unknown_function(&mut self, at: &IdedExpr, call: &CallExpr) -> Option<Kind> {
+        let (name, arguments) = (sign(&call.func_name), call.args.len());
+        let known = "known are contains, startsWith, endsWith, size, double and int";
+        self.error(at, format!("unknown function `{name}` of {arguments} arguments; {known}"))
     }
 
     fn equality(&mut self, at: &IdedExpr, left: &IdedExpr, right: &IdedExpr) -> Option<Kind> {
         let (left_kind, right_kind) = (self.kind(left), self.kind(right));
-        let (left_kind, right_kind) = (left_kind?, right_kind?);
-        if left_kind != right_kind && !(NUMBERS.contains(&left_kind) && NUMBERS.contains(&right_kind)) {
-            return self.error(at, format!("a {} never equals a {}", left_kind.name(), right_kind.name()));
+        let (left_kind, right_kind) = left_kind.zip(right_kind)?;
+        if !comparable(left_kind, right_kind) {
+            return self.error(at, format!("{} and {} are never equal", left_kind.name(), right_kind.name()));
         }
         self.possible(left, right);
         self.possible(right, left);
@@ -168,12 +198,11 @@ impl Checker<'_> {
             return self.error(list, "after `in` there must be a list, such as [\"high\", \"low\"]");
         };
         for element in &list.elements {
-            let (Some(kind), Some(element_kind)) = (kind, self.kind(element)) else { continue };
-            let comparable = kind == element_kind || (NUMBERS.contains(&kind) && NUMBERS.contains(&element_kind));
-            if comparable {
+            let Some((kind, element_kind)) = kind.zip(self.kind(element)) else { continue };
+            if comparable(kind, element_kind) {
                 self.possible(item, element);
             } else {
-                self.error(element, format!("a {} is never in a list with a {}", kind.name(), element_kind.name()));
+                self.error(element, format!("{} and {} are never equal", kind.name(), element_kind.name()));
             }
         }
         kind.and(Some(Kind::Flag))
@@ -188,6 +217,10 @@ impl Checker<'_> {
             self.error(value, format!("`{name}` is never \"{text}\"; {}", nearest(text, &values)));
         }
     }
+}
+
+fn comparable(left: Kind, right: Kind) -> bool {
+    left == right || (NUMBERS.contains(&left) && NUMBERS.contains(&right))
 }
 
 /// How an operator is written: CEL calls `&&` `_&&_`.

@@ -1,0 +1,117 @@
+//! How well a process is known: what raises doubt, and the resynchronisation that ends it.
+
+use std::{collections::HashSet, time::Duration};
+
+use super::{
+    super::{Aborted, Request, ResyncReason, Sync, tracker::Step},
+    Applying, Process, blank,
+};
+use crate::event::{Entry, Room, clock::Monotonic};
+
+/// `pass` marks with a wrong queue length, one after the other, before the tracker doubts itself: a mark of the same
+/// thread may still be on its way into the ring when the first is read.
+const PASSES_IN_DOUBT: u32 = 2;
+
+/// A resynchronisation whose entries are arriving.
+#[derive(Debug)]
+pub(super) struct Resync {
+    epoch: u64,
+    entries: u64,
+    pub(super) alive: HashSet<u64>,
+}
+
+impl Process {
+    pub(in crate::request) fn needs_resync(&mut self, reason: ResyncReason) {
+        // While the first answer is outstanding the first reason stays: it explains why nothing is known.
+        if !matches!(self.state.sync, Sync::Needed(_)) {
+            self.state.sync = Sync::Needed(reason);
+        }
+        self.resync = None;
+    }
+
+    pub(in crate::request) fn to_ask(&self, now: Monotonic, patience: Duration) -> Option<ResyncReason> {
+        match self.state.sync {
+            Sync::Needed(reason) => Some(reason),
+            Sync::Asked { at, reason, .. } if now.since(at) >= patience => Some(reason),
+            Sync::Asked { .. } | Sync::Complete => None,
+        }
+    }
+
+    pub(in crate::request) fn asked(&mut self, epoch: u64, reason: ResyncReason, at: Monotonic) {
+        self.state.sync = Sync::Asked { epoch, at, reason };
+        self.resync = None;
+    }
+
+    pub(super) fn pass(&mut self, queue_length: u32, passes: u32, at: Monotonic) {
+        self.state.paused = false;
+        self.state.passes += u64::from(passes);
+        self.state.queue_length = Some((queue_length, at));
+        if queue_length == self.inflight || self.state.sync != Sync::Complete {
+            self.passes_in_doubt = 0;
+            return;
+        }
+        self.passes_in_doubt += 1;
+        if self.passes_in_doubt >= PASSES_IN_DOUBT {
+            self.passes_in_doubt = 0;
+            self.needs_resync(ResyncReason::QueueLengthDiffers);
+        }
+    }
+
+    pub(super) fn begin_resync(&mut self, epoch: u64) {
+        if matches!(self.state.sync, Sync::Asked { epoch: asked, .. } if asked == epoch) {
+            self.resync = Some(Resync { epoch, entries: 0, alive: HashSet::new() });
+        }
+    }
+
+    pub(super) fn entry(&mut self, room: Room, serial: u64, epoch: u64, entry: &Entry, applying: &mut Applying<'_>) {
+        let Some(resync) = self.resync.as_mut().filter(|resync| resync.epoch == epoch) else { return };
+        resync.entries += 1;
+        resync.alive.insert(serial);
+        let entry = entry.clone().in_clock_of_the_node(self.clock_offset);
+        let known = self.take_out(serial);
+        let passes = self.state.passes;
+        let state = self.room(room);
+        state.chunks = Some(entry.chunks);
+        state.sent_chunks = state.sent_chunks.max(entry.sent_chunks.into());
+        state.known_absent |= entry.dropped.is_some() || entry.cleared_by.is_some();
+        let is_new = known.is_none();
+        let before = known.unwrap_or_else(|| blank(serial, room, entry.backend, applying.at));
+        let request = Request {
+            rid: entry.rid.or(before.rid),
+            created: entry.created.unwrap_or(before.created),
+            phase: entry.phase,
+            phase_since: entry.phase_since.unwrap_or(before.phase_since),
+            entered: entry.entered,
+            sent_chunks: entry.sent_chunks,
+            sent_pages: entry.sent_pages,
+            sent_last: entry.sent_last,
+            aborted: entry.aborted.map(|at| Aborted {
+                at,
+                // Passes before the agent came are not known; those since the resynchronisation count.
+                passes: before.aborted.map_or(passes, |aborted| aborted.passes),
+            }),
+            update_dropped: entry.dropped,
+            shared_with: entry.shared_with.or(before.shared_with),
+            cleared_by: entry.cleared_by,
+            ..before
+        };
+        self.insert(request, applying);
+        if is_new {
+            self.changed(serial, Step::Resynchronised, applying);
+        }
+    }
+
+    pub(super) fn end_resync(&mut self, epoch: u64, entries: u64, applying: &mut Applying<'_>) {
+        let Some(resync) = self.resync.take_if(|resync| resync.epoch == epoch) else { return };
+        if resync.entries != entries {
+            self.needs_resync(ResyncReason::EntriesMissing);
+            return;
+        }
+        for serial in self.serials() {
+            if !resync.alive.contains(&serial) {
+                self.forget(serial, None, applying);
+            }
+        }
+        self.state.sync = Sync::Complete;
+    }
+}
