@@ -109,6 +109,9 @@ impl Core {
             }
             verdicts.push(verdict);
         }
+        // A pending alert whose rule stops matching ends without a word, as in Prometheus.
+        let alerts = self.evaluator.alerts();
+        self.active.retain(|(key, rule), _| alerts.contains(*key, *rule));
         verdicts
     }
 

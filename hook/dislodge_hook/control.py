@@ -63,14 +63,16 @@ class Channel:
         self.dropped_replies = 0
 
     @classmethod
-    def open(cls):
-        """The channel, or None where the system does not allow one; the hook marks without it."""
+    def open(cls, server=None):
+        """The channel, or None where the system does not allow one; the hook marks without it. `server` is what `hello`
+        says, for whoever only looks (`dislodge doctor`)."""
         try:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             memory = os.memfd_create("dislodge-hook")
             ours.setblocking(False)
             theirs.setblocking(False)
-            os.write(memory, json.dumps({"hook": VERSION, "protocol": PROTOCOL, "fd": theirs.fileno()}).encode())
+            content = {"hook": VERSION, "protocol": PROTOCOL, "fd": theirs.fileno(), "server": server or {}}
+            os.write(memory, json.dumps(content).encode())
             return cls(ours, theirs, memory)
         except Exception as error:
             process.fault("channel", error)

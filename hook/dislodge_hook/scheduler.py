@@ -73,8 +73,9 @@ class Watch:
             find_workers(description.manager_of(scheduler))
         for cls in type(scheduler).__mro__:
             wrap_pause(cls)
-        self.channel = control.Channel.open()
-        marks.mark_detail(marks.HELLO, 0, 0, 0, marks.record(description.hello(scheduler, 0, self.late)))
+        hello = {name: value for name, value in description.hello(scheduler, 0, self.late).items() if value is not None}
+        self.channel = control.Channel.open(hello)
+        marks.mark_detail(marks.HELLO, 0, 0, 0, marks.record(hello))
 
     def compare(self, queue, now):
         """Marks who entered and who left since the last comparison."""

@@ -4,11 +4,17 @@ use std::{collections::HashMap, fs, process::ExitCode};
 
 use clap::Args;
 use dislodge::{
+    event::{Backend, Hello},
     kernel::{
         Kernel,
         preflight::{Check, Machine, Outcome, judge},
     },
-    target::{Target, discover, hook, marker},
+    remedy::guard::is_proved,
+    target::{
+        Target, discover,
+        hook::{self, HookFile},
+        marker,
+    },
 };
 use serde::Serialize;
 
@@ -38,8 +44,10 @@ struct Report {
 struct Server {
     #[serde(flatten)]
     target: Target,
-    /// Version of the hook, when it is active.
-    hook: Option<String>,
+    /// The hook, when it is active, and what it says of its server.
+    hook: Option<HookFile>,
+    /// Whether tests have failed a sender of this backend and read it back: only then may `enforce` act.
+    proved: bool,
     /// Whether the marker library is mapped.
     marker: bool,
     /// Why the hook is not active, and what to do.
@@ -85,7 +93,32 @@ fn examine(target: Target) -> Server {
         (Err(marker::MarkerError::NotMapped), _) => Some(why_not_loaded(&environment(pid))),
         (Err(error), _) => Some(error.to_string()),
     };
-    Server { target, hook: hook.ok().map(|hook| hook.hook), marker: marker.is_ok(), advice }
+    let hook = hook.ok();
+    let proved = hook.as_ref().is_some_and(|hook| hook.server.backend.as_deref().is_some_and(is_proved_name));
+    Server { target, hook, proved, marker: marker.is_ok(), advice }
+}
+
+fn is_proved_name(backend: &str) -> bool {
+    [Backend::Nixl, Backend::Fake].into_iter().any(|proved| is_proved(proved) && proved.name() == backend)
+}
+
+/// Releases, ranks and flag of a server in a line.
+fn in_words(server: &Hello, proved: bool) -> String {
+    let text = |value: &Option<String>| value.clone().unwrap_or_else(|| "?".to_owned());
+    let size = |value: Option<u32>| value.map_or("?".to_owned(), |size| size.to_string());
+    let flag = server.flag.map_or("?", |flag| flag.name());
+    let proof = if proved { "proved" } else { "unproved: observed only, enforce refuses" };
+    format!(
+        "sglang {}, {}, python {}, {} over {}, failure flag {flag} ({proof}), tp {} cp {} pp {}",
+        text(&server.sglang),
+        text(&server.engine),
+        text(&server.python),
+        text(&server.sender),
+        text(&server.backend),
+        size(server.tp),
+        size(server.cp),
+        size(server.pp)
+    )
 }
 
 /// What the server's environment says about why the hook was not loaded.
@@ -138,9 +171,12 @@ impl Report {
                 discover::SCHEDULER_TITLE
             );
         }
-        for Server { target, hook, advice, .. } in &self.servers {
-            let hook = hook.as_deref().map_or("not active".to_owned(), |hook| format!("active, {hook}"));
-            println!("pid {:<9} {}  hook: {hook}", target.key.pid, target.title);
+        for Server { target, hook, proved, advice, .. } in &self.servers {
+            let version = hook.as_ref().map_or("not active".to_owned(), |hook| format!("active, {}", hook.hook));
+            println!("pid {:<9} {}  hook: {version}", target.key.pid, target.title);
+            if let Some(hook) = hook {
+                println!("      {}", in_words(&hook.server, *proved));
+            }
             if let Some(advice) = advice {
                 println!("      {:<16} → {advice}", "");
             }

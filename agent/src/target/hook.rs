@@ -16,8 +16,10 @@ use rustix::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::event::ProcessKey;
-use crate::target::discover::process_key;
+use crate::{
+    event::{Hello, ProcessKey},
+    target::discover::process_key,
+};
 
 /// Version of the control protocol that this agent speaks.
 pub const PROTOCOL: u32 = 1;
@@ -26,14 +28,14 @@ pub const MAX_MESSAGE: usize = 4096;
 /// What the memory file's link in `/proc/PID/fd` begins with.
 const MEMFD: &str = "/memfd:dislodge-hook";
 /// Longest content of the memory file that is read.
-const MAX_CONTENT: u64 = 512;
+const MAX_CONTENT: u64 = 2048;
 /// Entries of `/proc/PID/fd` that are looked at.
 const MAX_FDS: usize = 65_536;
 /// Stale messages that are drained before the channel counts as hostile.
 const MAX_DRAIN: usize = 256;
 
 /// What the hook's memory file says.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct HookFile {
     /// Version of the hook.
     pub hook: String,
@@ -41,6 +43,9 @@ pub struct HookFile {
     pub protocol: u32,
     /// Number of the agent's end in the server process.
     pub fd: i32,
+    /// What the server says of itself.
+    #[serde(default)]
+    pub server: Box<Hello>,
 }
 
 /// The agent's end, and the lock that keeps a second agent out.
