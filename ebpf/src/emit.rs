@@ -47,7 +47,7 @@ impl Traced {
             // SAFETY: a helper without arguments.
             time_ns: unsafe { bpf_ktime_get_ns() },
             // SAFETY: `counters` points into a live value of PROCESSES: see `bump`.
-            sequence: bump(unsafe { &raw mut (*self.counters).seen }) + 1,
+            sequence: fetch_and_bump(unsafe { &raw mut (*self.counters).seen }) + 1,
         }
     }
 
@@ -110,10 +110,16 @@ impl Traced {
     }
 }
 
-/// Adds one and returns the old value. Programs on uprobes are preempted and run on several CPUs at once: only an
-/// atomic counts right.
-fn bump(counter: *mut u64) -> u64 {
+/// Adds one. Programs on uprobes are preempted and run on several CPUs at once: only an atomic counts right.
+fn bump(counter: *mut u64) {
     // SAFETY: the counter lies in a map value, which is aligned to 8 and outlives the program's run; everybody
     // else who writes it, does so atomically.
-    unsafe { atomic_xadd::<u64, u64, { AtomicOrdering::Relaxed }>(counter, 1) }
+    unsafe { atomic_xadd::<u64, u64, { AtomicOrdering::Relaxed }>(counter, 1) };
+}
+
+/// Adds one and returns the old value. Not relaxed: LLVM 22 compiles a relaxed one to the instruction that adds without
+/// fetching, and takes the operand for the old value.
+fn fetch_and_bump(counter: *mut u64) -> u64 {
+    // SAFETY: as in `bump`.
+    unsafe { atomic_xadd::<u64, u64, { AtomicOrdering::SeqCst }>(counter, 1) }
 }
