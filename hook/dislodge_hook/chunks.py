@@ -219,6 +219,11 @@ def found(manager, get):
                 _late(queue).look(queue, get)
 
 
+def steady():
+    """Held while a count is read and marked, so that the marks of a room reach the ring in the order of its changes."""
+    return _lock
+
+
 def of(room):
     """(queued, working, abandoned) of a room."""
     with _lock:

@@ -1,6 +1,6 @@
 """Resynchronisation: marks are edge-triggered, so an agent that comes late, or lost some, asks for all that is live."""
 
-from . import marks, quiescence, senders
+from . import chunks, marks, quiescence, senders
 
 ENTRIES_A_PASS = 64  # a bounded share of the scheduler's time
 
@@ -40,8 +40,9 @@ class Resynchronisation:
         if sender is None or not record.live:
             return  # it ended since `begin`, and that was marked
         self._marked += 1
-        detail = marks.record(entry(record, quiescence.look(record, sender).packed()))
-        marks.mark_detail(marks.ENTRY, record.room, self._epoch, serial, detail)
+        with chunks.steady():
+            detail = marks.record(entry(record, quiescence.look(record, sender).packed()))
+            marks.mark_detail(marks.ENTRY, record.room, self._epoch, serial, detail)
 
 
 def entry(record, packed):

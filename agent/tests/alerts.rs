@@ -1,0 +1,320 @@
+//! From matches to alerts, and the rules that come with the agent.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+#[path = "fixtures/request.rs"]
+mod request;
+
+use std::{cell::Cell, time::Duration};
+
+use dislodge::{
+    diagnose::Cause,
+    event::{Backend, Hello},
+    problem::Problem,
+    request::{RequestKey, ResyncReason, Sync},
+    rule::{
+        Mode, RuleIndex, RuleSet, Severity,
+        alert::{AlertState, Alerts, Transition},
+        evaluate::Evaluator,
+        field::FIELDS,
+        load::{self, Source},
+    },
+};
+use request::{World, at, key};
+
+fn load_text(text: &str) -> Result<RuleSet, Vec<Problem>> {
+    load::load(&[Source { file: "r.yaml", text }])
+}
+
+// Alerts
+
+fn transition(serial: u64, state: AlertState, since: f64, now: f64) -> Option<Transition> {
+    Some(Transition { key: key(serial), rule: RuleIndex(0), state, since: at(since), at: at(now) })
+}
+
+fn observe(alerts: &mut Alerts, serial: u64, matched: bool, now: f64) -> Option<Transition> {
+    alerts.observe(key(serial), RuleIndex(0), Duration::from_secs(30), matched, at(now))
+}
+
+#[test]
+fn an_alert_is_pending_then_firing_then_resolved() {
+    let mut alerts = Alerts::new(10);
+    assert_eq!(observe(&mut alerts, 1, false, 0.0), None);
+    assert_eq!(observe(&mut alerts, 1, true, 1.0), transition(1, AlertState::Pending, 1.0, 1.0));
+    assert_eq!(observe(&mut alerts, 1, true, 30.5), None);
+    assert_eq!(observe(&mut alerts, 1, true, 31.0), transition(1, AlertState::Firing, 1.0, 31.0));
+    assert_eq!(observe(&mut alerts, 1, true, 500.0), None, "it is told once");
+    assert_eq!(observe(&mut alerts, 1, false, 501.0), transition(1, AlertState::Resolved, 1.0, 501.0));
+    assert_eq!(observe(&mut alerts, 1, false, 502.0), None);
+    assert_eq!(
+        observe(&mut alerts, 1, true, 503.0),
+        transition(1, AlertState::Pending, 503.0, 503.0),
+        "it begins anew"
+    );
+}
+
+#[test]
+fn a_break_in_the_match_starts_the_wait_again() {
+    let mut alerts = Alerts::new(10);
+    observe(&mut alerts, 1, true, 0.0);
+    assert_eq!(observe(&mut alerts, 1, false, 29.0), None, "a pending alert ends without a word");
+    observe(&mut alerts, 1, true, 29.5);
+    assert_eq!(observe(&mut alerts, 1, true, 59.0), None);
+    assert_eq!(observe(&mut alerts, 1, true, 59.5), transition(1, AlertState::Firing, 29.5, 59.5));
+}
+
+#[test]
+fn without_a_hold_an_alert_fires_at_once() {
+    let mut alerts = Alerts::new(10);
+    let fired = alerts.observe(key(1), RuleIndex(0), Duration::ZERO, true, at(0.0));
+    assert_eq!(fired, transition(1, AlertState::Firing, 0.0, 0.0));
+}
+
+#[test]
+fn the_end_of_a_request_resolves_what_fired_and_drops_what_was_pending() {
+    let mut alerts = Alerts::new(10);
+    observe(&mut alerts, 1, true, 0.0);
+    observe(&mut alerts, 1, true, 30.0);
+    alerts.observe(key(1), RuleIndex(1), Duration::from_secs(60), true, at(30.0));
+    observe(&mut alerts, 2, true, 30.0);
+    assert_eq!(alerts.of(key(1)).collect::<Vec<_>>(), [(RuleIndex(0), true), (RuleIndex(1), false)]);
+    assert_eq!(alerts.forget(key(1), at(31.0)), Vec::from_iter(transition(1, AlertState::Resolved, 0.0, 31.0)));
+    assert_eq!(alerts.forget(key(1), at(32.0)), []);
+    assert_eq!(alerts.keys(), [key(2)], "the other request's alert stays");
+}
+
+#[test]
+fn alerts_are_bounded_and_what_is_dropped_is_counted() {
+    let mut alerts = Alerts::new(2);
+    for serial in 1..=5 {
+        observe(&mut alerts, serial, true, 0.0);
+    }
+    assert_eq!((alerts.keys().len(), alerts.dropped()), (2, 3));
+    observe(&mut alerts, 1, false, 1.0);
+    assert!(observe(&mut alerts, 3, true, 1.0).is_some(), "there is room again");
+}
+
+// The evaluator
+
+fn run(
+    evaluator: &mut Evaluator,
+    world: &World,
+    seconds: impl IntoIterator<Item = f64>,
+) -> Vec<(String, AlertState, f64)> {
+    let mut told = Vec::new();
+    for now in seconds {
+        let mut transitions = Vec::new();
+        world.look(at(now), |subject| evaluator.evaluate(key(1), subject, &mut transitions));
+        told.extend(transitions.into_iter().map(|transition| {
+            let rule = evaluator.rules().get(transition.rule).unwrap();
+            (rule.name.to_string(), transition.state, now)
+        }));
+    }
+    told
+}
+
+fn ticks(from: f64, to: f64) -> impl Iterator<Item = f64> {
+    let count = ((to - from) * 2.0) as u32;
+    (0..=count).map(move |tick| from + f64::from(tick) / 2.0)
+}
+
+fn fired(world: &World, from: f64, to: f64) -> Vec<(String, f64)> {
+    let mut evaluator = Evaluator::new(load::defaults().unwrap(), 100);
+    let told = run(&mut evaluator, world, ticks(from, to));
+    told.into_iter().filter(|(_, state, _)| *state == AlertState::Firing).map(|(name, _, now)| (name, now)).collect()
+}
+
+#[test]
+fn a_tick_stops_at_its_budget_and_the_next_one_goes_on_from_there() {
+    let rules = load_text("rules: [{name: Any, when: inflight, severity: info}]").unwrap();
+    let mut evaluator = Evaluator::new(rules, 10_000);
+    let world = World::healthy();
+    let diagnosis = world.diagnosis(at(1.0));
+    let look = |_: RequestKey| {
+        Some(dislodge::rule::field::Subject {
+            request: &world.request,
+            room: &world.room,
+            server: &world.server,
+            diagnosis: &diagnosis,
+            now: at(1.0),
+        })
+    };
+    let keys: Vec<RequestKey> = (1..=1_000).rev().map(key).collect();
+    let mut seen = Vec::new();
+    let clock = Cell::new(Duration::ZERO);
+    let step = || {
+        clock.set(clock.get() + Duration::from_millis(1));
+        clock.get()
+    };
+    for _ in 0..4 {
+        clock.set(Duration::ZERO);
+        let tick = evaluator.tick(keys.clone(), at(1.0), look, Duration::from_millis(4), step);
+        assert!(tick.evaluated >= 256 && tick.evaluated + tick.left == 1_000, "{} {}", tick.evaluated, tick.left);
+        seen.extend(tick.transitions.iter().map(|transition| transition.key.serial));
+    }
+    seen.sort_unstable();
+    assert_eq!(seen, Vec::from_iter(1..=1_000), "four ticks reach everybody, once");
+    assert_eq!(evaluator.overruns(), 4);
+    let tick = evaluator.tick(keys, at(1.0), look, Duration::ZERO, || Duration::from_secs(9));
+    assert_eq!(tick.evaluated, 64, "even without a budget it moves on");
+}
+
+#[test]
+fn alerts_of_requests_that_are_gone_end_with_the_tick() {
+    let rules = load_text("rules: [{name: Any, when: inflight, severity: info}]").unwrap();
+    let mut evaluator = Evaluator::new(rules, 10);
+    let world = World::healthy();
+    let diagnosis = world.diagnosis(at(1.0));
+    let look = |_: RequestKey| {
+        Some(dislodge::rule::field::Subject {
+            request: &world.request,
+            room: &world.room,
+            server: &world.server,
+            diagnosis: &diagnosis,
+            now: at(1.0),
+        })
+    };
+    let never = || Duration::ZERO;
+    let budget = Duration::from_secs(1);
+    assert_eq!(evaluator.tick(vec![key(1), key(2)], at(1.0), look, budget, never).transitions.len(), 2);
+    let tick = evaluator.tick(vec![key(2)], at(2.0), look, budget, never);
+    assert_eq!(
+        tick.transitions.iter().map(|it| (it.key, it.state)).collect::<Vec<_>>(),
+        [(key(1), AlertState::Resolved)]
+    );
+    let tick = evaluator.tick(vec![key(2)], at(3.0), |_| None, budget, never);
+    assert_eq!(tick.transitions.len(), 1);
+    assert_eq!(evaluator.alerts().counts().len(), 0);
+}
+
+// The rules that come with the agent
+
+const CASES: [(Cause, &str, f64); 6] = [
+    (Cause::RoomCollision, "RoomCollision", 30.0),
+    (Cause::UpdateDropped, "UpdateDropped", 30.0),
+    (Cause::AbortIgnored, "AbortIgnored", 31.0),
+    (Cause::Parked, "Parked", 60.5),
+    (Cause::NeverBootstrapped, "NeverBootstrapped", 345.5),
+    (Cause::Unknown, "PinnedUnknown", 390.5),
+];
+
+#[test]
+fn each_default_rule_fires_on_its_case_and_on_no_other() {
+    for (cause, rule, seconds) in CASES {
+        assert_eq!(fired(&World::pinned(cause), 0.0, 800.0), [(rule.to_owned(), seconds)], "{cause}");
+    }
+}
+
+#[test]
+fn a_default_rule_that_fires_is_resolved_when_the_request_moves_on() {
+    for (cause, rule, seconds) in CASES {
+        let mut evaluator = Evaluator::new(load::defaults().unwrap(), 100);
+        run(&mut evaluator, &World::pinned(cause), ticks(0.0, seconds));
+        let ended = evaluator.forget(key(1), at(seconds + 1.0));
+        assert_eq!(ended.iter().map(|it| it.state).collect::<Vec<_>>(), [AlertState::Resolved], "{rule}");
+    }
+}
+
+#[test]
+fn an_agent_that_starts_after_the_pin_alerts_within_the_hold_and_a_second() {
+    for (cause, rule, _) in CASES {
+        let alerts = fired(&World::pinned(cause), 10_000.2, 10_100.2);
+        let hold = load::defaults().unwrap().iter().find(|(_, it)| *it.name == *rule).map(|(_, it)| it.hold).unwrap();
+        assert_eq!(alerts.len(), 1, "{cause}");
+        assert!(alerts[0].1 <= 10_000.2 + hold.as_secs_f64() + 1.0, "{cause}: {alerts:?}");
+    }
+}
+
+#[test]
+fn no_default_rule_fires_on_a_healthy_or_a_slow_request() {
+    assert_eq!(fired(&World::healthy(), 0.0, 20.0), []);
+    let mut queued = World::healthy();
+    queued.request.entered = None;
+    queued.request.phase = Some(dislodge::event::Phase::Bootstrapping);
+    assert_eq!(fired(&queued, 0.0, 280.0), [], "waits for a decode, as it may");
+    // Bytes still move, the decode side is full: longer than usual, not longer than the server's own time-outs.
+    assert_eq!(fired(&World::healthy(), 0.0, 350.0), []);
+    let mut patient = World::healthy();
+    patient.server.hello =
+        Some(Box::new(Hello { waiting_timeout: Some(3_600.0), bootstrap_timeout: Some(3_600.0), ..Hello::default() }));
+    assert_eq!(fired(&patient, 0.0, 3_600.0), [], "the server's own time-outs count");
+    let mut transient = World::pinned(Cause::Parked);
+    transient.request.entered = Some(at(0.0));
+    assert_eq!(fired(&transient, 0.0, 20.0), []);
+}
+
+#[test]
+fn no_default_rule_fires_while_generation_is_paused() {
+    for (cause, ..) in CASES {
+        let mut world = World::pinned(cause);
+        world.server.paused = true;
+        assert_eq!(fired(&world, 0.0, 2_000.0), [], "{cause}");
+        world.request.backend = Backend::Fake;
+        assert_eq!(fired(&world, 0.0, 2_000.0), [], "{cause}, fake");
+    }
+}
+
+#[test]
+fn a_warm_up_is_information_only() {
+    for (cause, ..) in CASES {
+        let mut world = World::pinned(cause);
+        world.request.backend = Backend::Fake;
+        assert_eq!(fired(&world, 0.0, 800.0), [("WarmupPinned".to_owned(), 330.5)], "{cause}");
+    }
+    assert_eq!(
+        load::defaults().unwrap().iter().find(|(_, rule)| &*rule.name == "WarmupPinned").unwrap().1.severity,
+        Severity::Info
+    );
+}
+
+#[test]
+fn low_confidence_makes_the_default_rules_wait_longer_but_not_for_ever() {
+    for (cause, rule, seconds) in CASES {
+        let mut world = World::pinned(cause);
+        world.server.sync = Sync::Needed(ResyncReason::EventsLost);
+        let alerts = fired(&world, 0.0, 2_000.0);
+        assert_eq!(alerts.len(), 1, "{cause}");
+        assert!(alerts[0].0 == rule && alerts[0].1 > seconds + 20.0, "{cause}: {alerts:?}");
+    }
+}
+
+#[test]
+fn a_moment_of_low_confidence_does_not_end_a_default_alert_that_has_fired_long_ago() {
+    for (cause, ..) in CASES {
+        let mut evaluator = Evaluator::new(load::defaults().unwrap(), 100);
+        let mut world = World::pinned(cause);
+        run(&mut evaluator, &world, ticks(0.0, 1_000.0));
+        world.server.sync = Sync::Needed(ResyncReason::EventsLost);
+        assert_eq!(run(&mut evaluator, &world, [1_000.5]), [], "{cause}");
+    }
+}
+
+#[test]
+fn the_default_rules_file_lists_every_field() {
+    let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../rules/default.yaml")).unwrap();
+    for field in &FIELDS {
+        let line = format!("#   {} ({}): {}\n", field.name, field.kind.name(), field.meaning);
+        assert!(text.contains(&line), "rules/default.yaml needs the line\n{line}");
+    }
+}
+
+#[test]
+fn only_pins_that_nothing_else_ends_may_be_enforced_by_default() {
+    let enforced: Vec<String> = load::defaults()
+        .unwrap()
+        .iter()
+        .filter(|(_, rule)| rule.action == Mode::Enforce)
+        .map(|(_, rule)| rule.name.to_string())
+        .collect();
+    assert_eq!(enforced, ["RoomCollision", "UpdateDropped", "AbortIgnored"]);
+    assert!(load::defaults().unwrap().iter().all(|(_, rule)| rule.action != Mode::DryRun));
+}
+
+#[test]
+fn a_young_healthy_request_costs_no_evaluation() {
+    let world = World::healthy();
+    world.look(at(20.0), |subject| {
+        for (_, rule) in load::defaults().unwrap().iter() {
+            assert!(!rule.condition.prefilter().allows(subject.diagnosis.cause, subject.age()), "{}", rule.name);
+        }
+    });
+}
