@@ -55,6 +55,10 @@ impl Pipeline {
         found.retain(|target| self.only.is_empty() || self.only.contains(&target.key.pid));
         let gone: Vec<ProcessKey> =
             self.servers.keys().copied().filter(|key| !found.iter().any(|target| target.key == *key)).collect();
+        if !gone.is_empty() {
+            // What they still said is theirs, not that of a process that gets their pid.
+            self.drain();
+        }
         for key in gone {
             self.let_go(key, now);
         }

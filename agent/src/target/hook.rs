@@ -111,6 +111,9 @@ pub fn inspect(pid: u32) -> Result<HookFile, TakeError> {
 /// Takes the agent's end of the channel of a process, drained of whatever an earlier agent left in it.
 pub fn take(key: ProcessKey) -> Result<Taken, TakeError> {
     let (lock, hook) = open_hook_file(key.pid)?;
+    if hook.fd < 0 {
+        return Err(TakeError::BadFile(format!("{} is no descriptor", hook.fd)));
+    }
     if hook.protocol != PROTOCOL {
         return Err(TakeError::OtherProtocol(hook.protocol));
     }
