@@ -42,7 +42,7 @@ pub struct Config {
     pub scan_interval: Duration,
     /// Limits of remediation.
     pub remediation: Remediation,
-    /// Most requests that are tracked at once.
+    /// Most requests that are tracked at once, of one server.
     pub max_requests: usize,
 }
 
