@@ -20,6 +20,7 @@ class Commands:
         self.peers = {}  # rid -> the decode process that receives it
         self.rooms = {}  # rid -> room
         self.first = None  # rid of the last dup_inflight's first request
+        self.later = None  # its second request, when that is prefilled after the first one's end
         self.next_room = int(time.time()) * 1000
 
     def advance(self):
@@ -114,15 +115,17 @@ class Commands:
         self.scheduler.prefill(second)
         return {"first": first.rid, "second": second.rid}
 
-    def do_dup_inflight(self, room, unsent=""):
+    def do_dup_inflight(self, room, second_is="sent"):
         first = self.admit(int(room), SLOT_PAGES)
         second = self.admit(int(room), peer=False)
         yield from self.bootstrapped(first, second)
         self.decode.stop()
         self.send_to_stopped(first)
         yield from self.in_flight(first)
-        self.first = first.rid
-        if unsent:
+        self.first, self.later = first.rid, None
+        if second_is == "later":
+            self.later = second
+        elif second_is == "unsent":
             self.scheduler.park(second)
         else:
             self.scheduler.prefill(second)
@@ -131,6 +134,9 @@ class Commands:
     def do_end_first(self):
         self.go_on(self.decode)
         yield from self.ended(self.first)
+        if self.later:
+            self.scheduler.prefill(self.later)
+            self.later = None
         return {"first": self.first, "reason": self.scheduler.finished[self.first]["type"]}
 
     def do_park(self, count="1"):

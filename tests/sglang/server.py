@@ -16,7 +16,7 @@ to nothing, like the first.
     dup ROOM             two requests share a room; the second is prefilled after the first has ended and cleared it.
                          Pins the second from 0.5.12 to 0.5.22; 0.5.23 fails it at once; until 0.5.11 the scheduler dies
     dup_inflight ROOM    two requests share a room; the first's write is unfinished when the second enters the queue and
-         [unsent]        is sent, or only enters it
+         [unsent|later]  is sent; or only enters it; or stays bootstrapped until end_first, which pins it as dup does
     end_first            continue the decode, wait for the end of dup_inflight's first request
     park [N]             requests in the inflight queue for which nothing is ever sent
     stop [N]             N large requests are bootstrapped, the decode is stopped (SIGSTOP), then they are sent

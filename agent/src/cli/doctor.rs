@@ -1,6 +1,6 @@
 //! `dislodge doctor`: what this machine allows, and of each server whether the hook is in it or why not.
 
-use std::{collections::HashMap, fs, process::ExitCode};
+use std::{collections::HashMap, fs, iter, process::ExitCode};
 
 use clap::Args;
 use dislodge::{
@@ -16,6 +16,7 @@ use dislodge::{
         marker,
     },
 };
+use procfs::process::Process;
 use serde::Serialize;
 
 use super::{Output, fail};
@@ -24,6 +25,8 @@ use super::{Output, fail};
 const TRIAL_RING: u32 = 64 << 10;
 /// Longest environment of a server that is read.
 const MAX_ENVIRONMENT: usize = 1 << 20;
+/// A scheduler and the processes above it that are asked for its environment: SGLang has one or two.
+const MAX_LINEAGE: usize = 4;
 /// Name of the hook's entry point in the group `sglang.srt.plugins`.
 const PLUGIN: &str = "dislodge";
 
@@ -142,7 +145,23 @@ fn why_not_loaded(environment: &HashMap<String, String>) -> String {
     }
 }
 
+/// The environment that a server was started with. `setproctitle` wipes it in the scheduler itself; the process that
+/// started the scheduler has the same, and has not lost it.
 fn environment(pid: u32) -> HashMap<String, String> {
+    iter::successors(Some(pid), |pid| parent(*pid))
+        .take(MAX_LINEAGE)
+        .map(initial_environment)
+        .find(|variables| !variables.is_empty())
+        .unwrap_or_default()
+}
+
+fn parent(pid: u32) -> Option<u32> {
+    let parent = Process::new(i32::try_from(pid).ok()?).ok()?.stat().ok()?.ppid;
+    u32::try_from(parent).ok().filter(|parent| *parent > 1)
+}
+
+/// The variables at the process's start, as far as it has not written over them.
+fn initial_environment(pid: u32) -> HashMap<String, String> {
     let mut bytes = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
     bytes.truncate(MAX_ENVIRONMENT);
     bytes
