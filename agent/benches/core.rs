@@ -1,6 +1,7 @@
 //! How many events a second one core decodes, applies and diagnoses, and what a tick over many requests costs.
 //!
 //! `cargo bench --bench core`
+#![expect(clippy::expect_used, reason = "a benchmark that cannot go on fails")]
 
 use std::{hint::black_box, time::Duration};
 

@@ -1,5 +1,6 @@
 //! What a mark costs the server: the same loop of marks in a Python process, with the agent's probe on the marker and
 //! without it, taking turns in one run, in processor time. Needs root; `cargo bench --bench mark`.
+#![expect(clippy::expect_used, reason = "a benchmark that cannot go on fails")]
 
 use std::{
     io::{BufRead as _, BufReader, Write as _},

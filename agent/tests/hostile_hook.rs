@@ -50,7 +50,7 @@ fn as_the_hook_makes_it() -> (OwnedFd, OwnedFd) {
 }
 
 fn reason(result: Result<Taken, TakeError>) -> &'static str {
-    result.err().expect("it was taken").name()
+    result.unwrap_err().name()
 }
 
 #[test]
