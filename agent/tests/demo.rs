@@ -1,4 +1,5 @@
 //! `dislodge demo` as a new user runs it; and that it cannot succeed without probes.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 #[path = "support/support.rs"]
 mod support;

@@ -41,8 +41,7 @@ fn an_agent_picks_up_a_server_that_starts_later_and_lets_go_of_it_when_it_ends()
         agent.wait_for_server(server.pid(), true);
         until_true("the gauge", || watched(&agent) == 1.0);
         let rid = server.pin(77);
-        until_true("the effect", || agent.remediations("effective") == 1.0);
-        assert_eq!(agent.steps(&rid), ["acting", "effective"]);
+        agent.wait_until_freed(&rid);
 
         server.command("quit");
         until_true("the end of it", || agent.server(server.pid()).is_none());
@@ -65,8 +64,7 @@ fn a_server_that_is_killed_in_the_middle_of_a_request_does_not_keep_the_agent_fr
         until_true("the end of its alert", || agent.firing().is_empty());
 
         let rid = other.pin(77);
-        until_true("the effect", || agent.remediations("effective") == 1.0);
-        assert_eq!(agent.steps(&rid), ["acting", "effective"]);
+        agent.wait_until_freed(&rid);
         other.serve(1);
     });
 }

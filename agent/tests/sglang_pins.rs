@@ -45,9 +45,7 @@ fn a_pinned_request_is_named_by_an_observer_tried_by_a_dry_run_and_freed_by_enfo
         assert_eq!((&alert["confidence"], &alert["room"]), (&"high".into(), &"77".into()), "{alert}");
         assert!(alert["evidence"].to_string().contains("cleared room 77"), "{alert}");
         observer.wait_some_ticks(&rid);
-        assert_eq!(observer.refusals("observing"), 1.0);
-        assert_eq!(observer.metric("dislodge_remediations_total", &[]), 0.0);
-        assert_eq!(observer.steps(&rid), ["refused"]);
+        observer.assert_refused(&rid, "observing");
         assert_eq!(server.queue(), [rid.as_str()], "an observer touches nothing");
         assert!(observer.terminate().success());
 
@@ -59,8 +57,7 @@ fn a_pinned_request_is_named_by_an_observer_tried_by_a_dry_run_and_freed_by_enfo
         trying.kill();
 
         let enforcing = watching().mode("enforce").attach();
-        until_true("the effect", || enforcing.remediations("effective") == 1.0);
-        assert_eq!(enforcing.steps(&rid), ["acting", "effective"]);
+        enforcing.wait_until_freed(&rid);
         assert_eq!(server.queue(), [""; 0]);
         let end = server.finished(&rid).unwrap();
         assert_eq!((&end["type"], &end["released"]), (&"abort".into(), &1.into()), "{end}");
@@ -83,5 +80,62 @@ fn a_second_request_on_a_room_that_the_server_fails_itself_is_not_called_stuck()
         assert_eq!(server.finished(&second).unwrap()["type"], "abort");
         assert_eq!(agent.logged("firing"), [""; 0]);
         assert_eq!(agent.metric("dislodge_remediations_total", &[]), 0.0);
+    });
+}
+
+#[test]
+fn an_abort_that_nobody_reads_is_named_and_carried_out() {
+    // In 0.5.10 `abort()` sets a flag that `poll()` does not look at; the later releases fail the room.
+    on_each(&["0.5.10"], |release| {
+        let mut server = Setup::of(release).start();
+        let pid = server.pid();
+        let watching = || agent::Setup::watching(&[pid], &rules::shipped());
+        let mut observer = watching().attach();
+        let rid = text(&server.command("park")["rids"][0]);
+        assert_eq!(server.command(&format!("abort {rid}"))["aborted"][0], *rid);
+        let alert = observer.wait_for_alert(&rid);
+        assert_eq!((&alert["cause"], &alert["quiescence"]), (&"AbortIgnored".into(), &"NeverPosted".into()), "{alert}");
+        observer.assert_refused(&rid, "observing");
+        assert_eq!(server.queue(), [rid.as_str()]);
+        observer.kill();
+
+        let enforcing = watching().mode("enforce").attach();
+        enforcing.wait_until_freed(&rid);
+        server.wait_for_empty_queue();
+        let end = server.finished(&rid).unwrap();
+        assert_eq!((&end["type"], &end["released"]), (&"abort".into(), &1.into()), "{end}");
+        server.serve(1);
+    });
+}
+
+#[test]
+fn a_request_that_waits_is_named_by_what_it_waits_for_and_left_alone() {
+    on_each(&releases(), |release| {
+        let mut server = Setup::of(release).start();
+        let agent = agent::Setup::watching(&[server.pid()], rules::WAITING).mode("enforce").attach();
+        let parked = text(&server.command("park")["rids"][0]);
+        let orphan = text(&server.command("orphan")["rid"]);
+        assert_eq!(agent.wait_for_alert(&parked)["cause"], "Parked");
+        agent.wait_some_ticks(&parked);
+        until_true("the orphan's alert", || agent.firing().iter().any(|alert| alert["cause"] == "NeverBootstrapped"));
+        agent.assert_refused(&parked, "cause_not_curable");
+        assert!(agent.refusals("not_inflight") >= 1.0);
+        assert_eq!(server.queue(), [parked.as_str()]);
+        assert_eq!(server.command("bootstrap")[0]["rid"], *orphan);
+    });
+}
+
+#[test]
+fn what_is_recorded_of_an_action_is_what_was_true_when_it_was_done() {
+    on_each(&["0.5.10"], |release| {
+        let mut server = Setup::of(release).start();
+        let agent = agent::Setup::watching(&[server.pid()], rules::EVERYTHING).mode("enforce").attach();
+        let rid = text(&server.command("park")["rids"][0]);
+        assert_eq!(agent.wait_for_alert(&rid)["cause"], "Parked", "it fires before the abort");
+        server.command(&format!("abort {rid}"));
+        agent.wait_until_freed(&rid);
+        let records = agent.audit();
+        let acting = records.iter().find(|record| record["step"]["step"] == "acting").unwrap();
+        assert_eq!(acting["cause"], "AbortIgnored", "{acting}");
     });
 }

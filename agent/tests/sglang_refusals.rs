@@ -4,7 +4,6 @@
 #[path = "support/support.rs"]
 mod support;
 
-use serde_json::json;
 use support::{
     agent::{self, Agent},
     channel::{Hand, Named},
@@ -25,12 +24,10 @@ fn assert_refused(server: &mut SglangServer, mut agent: Agent, rids: &[String], 
         .iter()
         .map(|rid| {
             agent.wait_some_ticks(rid);
-            assert_eq!(agent.steps(rid), ["refused"]);
+            agent.assert_refused(rid, agents);
             Named::of(&agent.wait_for_alert(rid), server)
         })
         .collect();
-    assert_eq!(agent.refusals(agents), rids.len() as f64);
-    assert_eq!(agent.metric("dislodge_remediations_total", &[]), 0.0);
     assert!(agent.terminate().success());
 
     let mut hand = Hand::take(server);
@@ -67,12 +64,11 @@ fn of_two_senders_on_a_room_the_second_is_freed_once_the_first_has_ended_well() 
         let both = server.command("dup_inflight 77 later");
         let (first, second) = (text(&both["first"]), text(&both["second"]));
         agent.wait_some_ticks(&first);
-        assert_eq!((agent.steps(&first), agent.refusals("cause_not_curable")), (vec!["refused".to_owned()], 1.0));
+        agent.assert_refused(&first, "cause_not_curable");
         assert_eq!(server.queue(), [first.as_str()]);
 
         assert_eq!(server.command("end_first")["reason"], "length");
-        until_true("the effect", || agent.remediations("effective") == 1.0);
-        assert_eq!(agent.steps(&second), ["acting", "effective"]);
+        agent.wait_until_freed(&second);
         assert_eq!(server.queue(), [""; 0]);
         server.wait_for_good_data(&first);
         let end = server.finished(&second).unwrap();
@@ -129,11 +125,46 @@ fn a_request_of_a_server_with_several_ranks_is_not_failed() {
         let mut server = Setup::of(release).start();
         let agent = reckless(&server);
         let rid = server.pin(77);
-        let named = Named::of(&agent.wait_for_alert(&rid), &mut server);
-        until_true("the effect", || agent.remediations("effective") == 1.0);
-        assert_eq!(agent.steps(&rid), ["acting", "effective"]);
-        drop(agent);
-        let reply = Hand::take(&server).ask(&named.arguments());
-        assert_eq!(reply["ok"], json!(false), "it is gone: {reply}");
+        agent.wait_until_freed(&rid);
+    });
+}
+
+#[test]
+fn what_cannot_be_recorded_what_is_too_much_and_what_is_switched_off_is_not_done() {
+    on_each(&["0.5.22"], |release| {
+        let mut server = Setup::of(release).start();
+        let rid = server.pin(77);
+        let pid = server.pid();
+        let watching = || agent::Setup::watching(&[pid], rules::COLLISION).mode("enforce");
+
+        let unaudited = watching().unaudited().attach();
+        unaudited.wait_some_ticks(&rid);
+        assert!(unaudited.refusals("audit_unavailable") >= 1.0);
+        assert_eq!(unaudited.metric("dislodge_remediations_total", &[]), 0.0);
+        drop(unaudited);
+
+        let limited = watching().config("remediation: {max_per_minute: 0}").attach();
+        limited.wait_some_ticks(&rid);
+        limited.assert_refused(&rid, "rate_limited");
+        drop(limited);
+
+        let folder = tempfile::tempdir().unwrap();
+        let switch = folder.path().join("stop");
+        std::fs::write(&switch, "").unwrap();
+        let agent = watching().config(&format!("remediation: {{kill_switch: {}}}", switch.display())).attach();
+        agent.wait_some_ticks(&rid);
+        agent.assert_refused(&rid, "kill_switch");
+        server.command("pause");
+        until_true("the pause", || agent.refusals("paused") >= 1.0);
+        std::fs::remove_file(&switch).unwrap();
+        agent.wait_some_ticks(&rid);
+        agent.assert_refused(&rid, "paused");
+        assert_eq!(server.queue(), [rid.as_str()]);
+
+        // The twin: recorded, allowed, switched on, running.
+        server.command("resume");
+        agent.wait_until_freed(&rid);
+        server.wait_for_empty_queue();
+        server.serve(1);
     });
 }

@@ -94,7 +94,8 @@ def arguments(request):
 def gather(scheduler, record, sender, rid, room, phase):
     # The scheduler's own list, by the sender's identity: two requests can have one rid.
     req = next((r for r in scheduler.disagg_prefill_inflight_queue if r.disagg_kv_sender is sender), None)
-    same_room = record.room == getattr(sender, "bootstrap_room", None)  # what was counted is what is asked about
+    # What was counted is what is asked about. Until 0.5.12 a fake sender does not keep its room.
+    same_room = record.room == getattr(sender, "bootstrap_room", record.room)
     others = [other.serial for other in senders.live_in(record.room) if other is not record]
     tp, cp, pp = description.sizes(scheduler)
     return Facts(

@@ -12,7 +12,7 @@ import nixl._api as nixl_api  # before torch's stand-in: NIXL looks at the real 
 
 import stand_ins
 
-PATIENCE = 20.0  # seconds that anything may take which needs the other process
+PATIENCE = 45.0  # seconds that anything may take which needs the other process
 
 
 def load(folder: Path, bootstrap_port: int, release_kv_cache) -> SimpleNamespace:

@@ -21,6 +21,7 @@ pub struct Setup {
     rules: String,
     config: String,
     arguments: Vec<String>,
+    audited: bool,
 }
 
 impl Setup {
@@ -28,7 +29,7 @@ impl Setup {
     pub fn watching(pids: &[u32], rules: &str) -> Self {
         let (config, arguments) = (String::new(), Vec::new());
         let (mode, listen) = ("observe", "127.0.0.1:0".to_owned());
-        Self { pids: pids.to_vec(), mode, listen, rules: rules.to_owned(), config, arguments }
+        Self { pids: pids.to_vec(), mode, listen, rules: rules.to_owned(), config, arguments, audited: true }
     }
 
     /// The most that it may do.
@@ -46,6 +47,12 @@ impl Setup {
     /// Lines of its configuration.
     pub fn config(mut self, text: &str) -> Self {
         self.config = text.to_owned();
+        self
+    }
+
+    /// Without an audit log.
+    pub fn unaudited(mut self) -> Self {
+        self.audited = false;
         self
     }
 
@@ -69,8 +76,7 @@ impl Setup {
             .arg(&rules)
             .arg("--config")
             .arg(&config)
-            .arg("--audit")
-            .arg(folder.path().join("audit.jsonl"))
+            .args(self.audited.then(|| format!("--audit={}", folder.path().join("audit.jsonl").display())))
             .args(self.pids.iter().flat_map(|pid| ["--pid".to_owned(), pid.to_string()]))
             .args(&self.arguments)
             .env("RUST_LOG", "debug,hyper=info,hyper_util=info")
@@ -218,6 +224,22 @@ impl Agent {
         let mut records = self.audit();
         records.retain(|record| record["record"] == "remediation" && record["rid"]["text"] == rid);
         records.iter().map(|record| super::server::text(&record["step"]["step"])).collect()
+    }
+
+    /// It has done nothing about a request, and has said so.
+    pub fn assert_refused(&self, rid: &str, reason: &str) {
+        let steps = self.steps(rid);
+        assert!(!steps.is_empty() && steps.iter().all(|step| step == "refused"), "{steps:?}");
+        assert!(self.refusals(reason) >= 1.0, "it was not for this reason: {:?}", self.audit());
+        assert_eq!(self.metric("dislodge_remediations_total", &[]), 0.0);
+    }
+
+    /// Waits until it has freed a request, which it must have done once.
+    pub fn wait_until_freed(&self, rid: &str) {
+        until_true("the effect", || self.remediations("effective") >= 1.0);
+        let mut steps = self.steps(rid);
+        steps.retain(|step| step != "refused");
+        assert_eq!(steps, ["acting", "effective"]);
     }
 
     /// Lines of its log that have this text.

@@ -22,6 +22,21 @@ rules:
     action: enforce
 ";
 
+/// Requests that wait for one of these causes, wherever they are.
+pub const WAITING: &str = "
+rules:
+  - name: Parked
+    when: cause == \"Parked\"
+    for: 1s
+    severity: info
+    action: enforce
+  - name: Unbootstrapped
+    when: cause == \"NeverBootstrapped\" && waiting_seconds > 5.0
+    for: 1s
+    severity: info
+    action: enforce
+";
+
 /// The rules that come with the agent, each with a `for` of one second.
 pub fn shipped() -> String {
     let text = std::fs::read_to_string(repository().join("rules/default.yaml")).unwrap();
