@@ -112,6 +112,14 @@ impl Core {
         // A pending alert whose rule stops matching ends without a word, as in Prometheus.
         let alerts = self.evaluator.alerts();
         self.active.retain(|(key, rule), _| alerts.contains(*key, *rule));
+        // An alert is told once, as it was when it fired; who asks later is to see the request as it is now.
+        for ((key, _), verdict) in &mut self.active {
+            if let Some((tracked, diagnosis)) = diagnoses.get(key)
+                && let Some(changed) = verdict.refreshed(tracked.request, diagnosis)
+            {
+                *verdict = Arc::new(changed);
+            }
+        }
         verdicts
     }
 
@@ -162,5 +170,43 @@ impl Core {
         self.evaluator = evaluator;
         self.active = kept;
         ended
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        event::{Backend, Body, Phase, Room},
+        rule::load::{Source, load},
+    };
+
+    const PROCESS: ProcessKey = ProcessKey { pid: 7, start: 1 };
+    const SECOND: u64 = 1_000_000_000;
+
+    #[test]
+    fn an_alert_that_fires_shows_its_request_as_it_is_now_and_is_told_once() {
+        let text = "rules: [{name: Any, when: inflight, severity: info}]";
+        let mut core = Core::new(load(&[Source { file: "r.yaml", text }]).unwrap(), 10);
+        core.attach(PROCESS, ServerIdentity::default(), 0);
+        let (room, sender) = (Room::Number(1), 1);
+        let see = |core: &mut Core, seconds: u64, body: Body| {
+            let at = Monotonic(seconds * SECOND);
+            let event = Event { pid: 7, tid: 7, at, sequence: 1, detail_lost: false, body };
+            core.apply(&event, &mut Vec::new());
+        };
+        see(&mut core, 1, Body::Open { room, sender, backend: Backend::Nixl });
+        see(&mut core, 1, Body::Phase { room, sender, old: None, new: Some(Phase::WaitingForInput) });
+        see(&mut core, 1, Body::Enter { room, sender, rid: None, queue_length: 1 });
+        let told = core.tick(Monotonic(2 * SECOND));
+        assert_eq!(told.iter().map(|verdict| verdict.cause).collect::<Vec<_>>(), [Cause::Parked]);
+        see(&mut core, 3, Body::Abort { room, sender, room_present: true });
+        see(&mut core, 4, Body::Pass { queue_length: 1, passes: 9 });
+        assert!(core.tick(Monotonic(5 * SECOND)).is_empty(), "nothing new to tell");
+        assert_eq!(core.stuck_by_cause(), HashMap::from([(Cause::AbortIgnored, 1)]));
+        see(&mut core, 6, Body::Close { room, sender });
+        let told = core.tick(Monotonic(7 * SECOND));
+        assert_eq!(told.iter().map(|verdict| verdict.state).collect::<Vec<_>>(), [AlertState::Resolved]);
+        assert!(core.active().next().is_none() && core.stuck_by_cause().is_empty());
     }
 }

@@ -7,7 +7,7 @@ use serde::{Serialize, Serializer};
 use crate::{
     diagnose::{Cause, Diagnosis},
     event::{Backend, Phase, Rid, Room, clock::Monotonic},
-    request::RequestKey,
+    request::{Request, RequestKey},
     rule::{
         Mode, Rule, Severity,
         alert::{AlertState, Transition},
@@ -95,6 +95,20 @@ impl Verdict {
             since: transition.since,
             at: transition.at,
         }
+    }
+
+    /// The same alert with what is known of its request by now; nothing when that is what it says already.
+    pub fn refreshed(&self, request: &Request, diagnosis: &Diagnosis) -> Option<Self> {
+        let known = (&self.rid, self.phase, self.cause, self.diagnosis.quiescence, self.diagnosis.confidence);
+        let now = (&request.rid, request.phase, diagnosis.cause, diagnosis.quiescence, diagnosis.confidence);
+        (known != now).then(|| Self {
+            rid: request.rid.clone(),
+            phase: request.phase,
+            waiting_since: request.waiting_since(),
+            cause: diagnosis.cause,
+            diagnosis: diagnosis.clone(),
+            ..self.clone()
+        })
     }
 
     /// The end of an alert whose request is not known any more, from the verdict that said it fires.

@@ -43,13 +43,12 @@ impl Pipeline {
             // A switch that cannot be looked at counts as set.
             fs::exists(path).unwrap_or(true)
         });
-        for (key, mut candidate) in candidates {
+        for (key, candidate) in candidates {
             if self.acting.contains_key(&key) {
                 continue;
             }
             let decision = self.decide(key, candidate.mode, kill_switch, now);
             if self.decisions.insert(key, decision) != Some(decision) {
-                candidate.verdict = self.as_it_is_now(candidate.verdict, now);
                 self.carry_out(key, &candidate, decision, now);
             }
         }
@@ -66,13 +65,6 @@ impl Pipeline {
             }
         }
         candidates
-    }
-
-    /// An alert tells of the moment in which it fired; what is decided, recorded and sent is about now.
-    fn as_it_is_now(&self, verdict: Arc<Verdict>, now: Monotonic) -> Arc<Verdict> {
-        let Some((tracked, diagnosis)) = self.core.diagnose(verdict.request, now) else { return verdict };
-        let (rid, phase) = (tracked.request.rid.clone(), tracked.request.phase);
-        Arc::new(Verdict { rid, phase, cause: diagnosis.cause, diagnosis, ..(*verdict).clone() })
     }
 
     fn decide(&mut self, key: RequestKey, mode: Mode, kill_switch: bool, now: Monotonic) -> Decision {

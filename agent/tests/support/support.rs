@@ -4,6 +4,7 @@
 
 pub mod agent;
 pub mod channel;
+pub mod daemon;
 pub mod environment;
 pub mod http;
 pub mod marks;
