@@ -8,11 +8,11 @@ mod publish;
 mod remediate;
 mod servers;
 
-use std::{collections::HashMap, path::PathBuf, sync::Arc, time::Duration};
+use std::{collections::HashMap, path::PathBuf, pin::pin, sync::Arc, time::Duration};
 
 use tokio::{
     sync::{mpsc, oneshot},
-    time::{MissedTickBehavior, interval},
+    time::{Instant, MissedTickBehavior, interval, sleep},
 };
 use tokio_util::sync::CancellationToken;
 
@@ -45,6 +45,12 @@ use servers::Server;
 const TICK: Duration = Duration::from_millis(200);
 /// Events applied before the loop looks at anything else.
 const MAX_BATCH: usize = 65_536;
+/// Events in a look at the ring that make it a busy one.
+const BUSY: usize = 64;
+/// Looks at the ring without much in it, one after the other, before the loop looks less often.
+const QUIET_AFTER: u32 = 5;
+/// How often it then looks, where it is not set to look less often anyway: the ring holds what a burst brings meanwhile.
+const QUIET_INTERVAL: Duration = Duration::from_millis(50);
 
 /// What the pipeline is made of.
 pub struct Parts {
@@ -143,17 +149,25 @@ impl Pipeline {
         mut status: mpsc::Receiver<oneshot::Sender<Status>>,
         mut reload: mpsc::Receiver<()>,
     ) {
-        let mut drain = interval(self.config.drain_interval);
+        let mut drain = pin!(sleep(Duration::ZERO));
+        let mut quiet_looks = 0_u32;
         let mut tick = interval(TICK);
         let mut scan = interval(self.config.scan_interval);
-        for timer in [&mut drain, &mut tick, &mut scan] {
+        for timer in [&mut tick, &mut scan] {
             timer.set_missed_tick_behavior(MissedTickBehavior::Delay);
         }
         let (found, mut targets) = mpsc::channel(1);
         loop {
             tokio::select! {
                 () = stop.cancelled() => break,
-                _ = drain.tick() => self.drain(),
+                () = &mut drain => {
+                    quiet_looks = if self.drain() < BUSY { quiet_looks.saturating_add(1) } else { 0 };
+                    let pause = match self.config.drain_interval {
+                        pause if quiet_looks >= QUIET_AFTER => pause.max(QUIET_INTERVAL),
+                        pause => pause,
+                    };
+                    drain.as_mut().reset(Instant::now() + pause);
+                }
                 _ = tick.tick() => self.tick(Monotonic::now()),
                 _ = scan.tick() => servers::look(found.clone()),
                 Some(found) = targets.recv() => self.meet(found),
@@ -167,7 +181,8 @@ impl Pipeline {
         self.shut_down().await;
     }
 
-    fn drain(&mut self) {
+    /// Applies what waits in the ring; returns how many events that were.
+    fn drain(&mut self) -> usize {
         let Self { ring, core, metrics, .. } = self;
         let mut changes = Vec::new();
         let count = ring.drain(MAX_BATCH, |event| match event {
@@ -179,6 +194,7 @@ impl Pipeline {
         self.metrics.events_applied.inc_by(count as u64);
         self.changed(changes);
         self.hear();
+        count
     }
 
     fn changed(&mut self, changes: Vec<Change>) {

@@ -1,6 +1,9 @@
 //! Finds SGLang's schedulers by their process titles, in containers too.
 
-use std::fs;
+use std::{
+    fs::{self, File},
+    io::Read as _,
+};
 
 use super::Target;
 use crate::event::ProcessKey;
@@ -18,7 +21,10 @@ pub fn schedulers() -> Vec<Target> {
         .flatten()
         .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
         .filter_map(|pid| {
-            let title = title(&fs::read(format!("/proc/{pid}/cmdline")).ok()?)?;
+            let mut cmdline = [0; MAX_TITLE];
+            let length =
+                File::open(format!("/proc/{pid}/cmdline")).and_then(|mut file| file.read(&mut cmdline)).ok()?;
+            let title = title(cmdline.get(..length)?)?;
             Some(Target { key: process_key(pid)?, title })
         })
         .collect()
@@ -39,7 +45,7 @@ fn start_time(stat: &str) -> Option<u64> {
 /// The title of a scheduler, from its command line as `setproctitle` leaves it: padded with NUL.
 fn title(cmdline: &[u8]) -> Option<String> {
     let first = cmdline.split(|byte| *byte == 0).next()?;
-    let text = std::str::from_utf8(first.get(..MAX_TITLE.min(first.len()))?).ok()?.trim_end();
+    let text = std::str::from_utf8(first).ok()?.trim_end();
     text.starts_with(SCHEDULER_TITLE).then(|| text.to_owned())
 }
 
