@@ -184,14 +184,17 @@ impl Pipeline {
     /// Applies what waits in the ring; returns how many events that were.
     fn drain(&mut self) -> usize {
         let Self { ring, core, metrics, .. } = self;
-        let mut changes = Vec::new();
+        let (mut changes, mut applied) = (Vec::new(), 0);
         let count = ring.drain(MAX_BATCH, |event| match event {
-            Ok(event) => core.apply(&event, &mut changes),
+            Ok(event) => {
+                applied += 1;
+                core.apply(&event, &mut changes);
+            }
             Err(error) => {
                 metrics.decode_errors.get_or_create(&reason(error.name())).inc();
             }
         });
-        self.metrics.events_applied.inc_by(count as u64);
+        self.metrics.events_applied.inc_by(applied);
         self.changed(changes);
         self.hear();
         count

@@ -81,6 +81,31 @@ pub struct Ended {
 }
 
 impl Request {
+    /// A sender that has just been created, at `at`: nothing has happened to it.
+    pub fn opened(serial: u64, room: Room, backend: Backend, at: Monotonic) -> Self {
+        Self {
+            serial,
+            room,
+            rid: None,
+            backend,
+            created: at,
+            phase: None,
+            phase_since: at,
+            entered: None,
+            sent_chunks: 0,
+            sent_pages: 0,
+            sent_last: false,
+            aborted: None,
+            update_dropped: None,
+            peer_aborted: None,
+            shared_with: None,
+            cleared_by: None,
+            cleared_at: None,
+            remedied: None,
+            ended: None,
+        }
+    }
+
     /// Whether it is in the inflight queue.
     pub fn is_inflight(&self) -> bool {
         self.entered.is_some() && self.ended.is_none()

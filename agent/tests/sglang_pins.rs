@@ -21,6 +21,10 @@ fn healthy_requests_end_without_a_verdict() {
         agent.wait_for_rest(&mut server);
 
         assert!(agent.metric("dislodge_events_applied_total", &[]) > 50.0, "it saw nothing of them");
+        let total = |name: &str| agent.metric(&format!("dislodge_{name}_total"), &[]);
+        until_true("every mark to be accounted for", || {
+            total("events_seen") == total("events_applied") + total("decode_errors") + total("events_lost")
+        });
         assert_eq!(agent.logged(" alert "), [""; 0], "not even a pending one");
         assert_eq!((agent.audit().len(), agent.status()["alerts"].as_array().unwrap().len()), (0, 0));
         for nothing in ["events_lost", "details_lost", "decode_errors", "control_discarded", "remediations"] {

@@ -57,8 +57,6 @@ impl Traced {
         match EVENTS.reserve::<MarkEvent>(0) {
             Some(mut event) => {
                 event.write(MarkEvent { header, mark });
-                // Counted before it is submitted, so that a reader never holds more events than were delivered.
-                self.delivered();
                 event.submit(u64::from(BPF_RB_NO_WAKEUP));
             }
             None => self.ring_full(),
@@ -95,13 +93,7 @@ impl Traced {
             (&raw mut (*target).header).write(header);
             (&raw mut (*target).mark).write(mark);
         }
-        self.delivered();
         event.submit(u64::from(BPF_RB_NO_WAKEUP));
-    }
-
-    fn delivered(&self) {
-        // SAFETY: `counters` points into a live value of PROCESSES: see `bump`.
-        bump(unsafe { &raw mut (*self.counters).delivered });
     }
 
     fn ring_full(&self) {

@@ -2,14 +2,13 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Counters of one traced process, in the map [`crate::PROCESSES_MAP`]. At rest `seen = delivered + ring_full`.
+/// Counters of one traced process, in the map [`crate::PROCESSES_MAP`]. What a reader
+/// has received is, at rest, [`ProcessCounters::delivered`]: who reads counts, so that the probed thread does not have to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
 pub struct ProcessCounters {
     /// Marks that the program saw; also the last sequence number given.
     pub seen: u64,
-    /// Events written to the ring.
-    pub delivered: u64,
     /// Events lost because the ring had no room.
     pub ring_full: u64,
     /// Details that could not be read from the server's memory (the event was delivered without).
@@ -24,8 +23,8 @@ impl ProcessCounters {
         self.ring_full
     }
 
-    /// Whether every event seen is accounted for. Only at rest: a program may be between two counters.
-    pub const fn reconciles(&self) -> bool {
-        self.seen == self.delivered + self.lost()
+    /// Events that were written to the ring. Only at rest: a program may be between seeing and writing.
+    pub const fn delivered(&self) -> u64 {
+        self.seen.saturating_sub(self.lost())
     }
 }

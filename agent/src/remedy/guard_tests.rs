@@ -18,25 +18,16 @@ impl Case {
         let at = Monotonic(1);
         Self {
             request: Request {
-                serial: 2,
-                room: Room::Number(77),
                 rid: Some(Rid { text: "rid".into(), truncated: false }),
-                backend: Backend::Nixl,
-                created: at,
                 phase: Some(Phase::WaitingForInput),
-                phase_since: at,
                 entered: Some(at),
                 sent_chunks: 1,
                 sent_pages: 8,
                 sent_last: true,
-                aborted: None,
-                update_dropped: None,
-                peer_aborted: None,
                 shared_with: Some(1),
                 cleared_by: Some(1),
                 cleared_at: Some(at),
-                remedied: None,
-                ended: None,
+                ..Request::opened(2, Room::Number(77), Backend::Nixl, at)
             },
             server: ServerState {
                 hello: Some(Box::new(Hello { tp: Some(1), cp: Some(1), pp: Some(1), ..Hello::default() })),

@@ -202,7 +202,7 @@ impl Process {
     }
 
     fn open(&mut self, room: Room, serial: u64, backend: Backend, applying: &mut Applying<'_>) {
-        self.insert(blank(serial, room, backend, applying.at), applying);
+        self.insert(Request::opened(serial, room, backend, applying.at), applying);
         if let Some(resync) = &mut self.resync {
             resync.alive.insert(serial);
         }
@@ -347,29 +347,5 @@ impl Process {
         state.chunks = Some(counts);
         state.busy_until = Some(at);
         self.drop_idle_room(room);
-    }
-}
-
-fn blank(serial: u64, room: Room, backend: Backend, at: Monotonic) -> Request {
-    Request {
-        serial,
-        room,
-        rid: None,
-        backend,
-        created: at,
-        phase: None,
-        phase_since: at,
-        entered: None,
-        sent_chunks: 0,
-        sent_pages: 0,
-        sent_last: false,
-        aborted: None,
-        update_dropped: None,
-        peer_aborted: None,
-        shared_with: None,
-        cleared_by: None,
-        cleared_at: None,
-        remedied: None,
-        ended: None,
     }
 }

@@ -110,27 +110,8 @@ impl Condition {
 
     fn matches_sample(&self) -> Result<bool, EvaluationError> {
         let now = Monotonic(1_000_000_000_000);
-        let request = Request {
-            serial: 1,
-            room: Room::Number(1),
-            rid: None,
-            backend: Backend::Nixl,
-            created: Monotonic(1_000_000_000),
-            phase: None,
-            phase_since: Monotonic(1_000_000_000),
-            entered: None,
-            sent_chunks: 1,
-            sent_pages: 1,
-            sent_last: false,
-            aborted: None,
-            update_dropped: None,
-            peer_aborted: None,
-            shared_with: None,
-            cleared_by: None,
-            cleared_at: None,
-            remedied: None,
-            ended: None,
-        };
+        let opened = Request::opened(1, Room::Number(1), Backend::Nixl, Monotonic(1_000_000_000));
+        let request = Request { sent_chunks: 1, sent_pages: 1, ..opened };
         let server = ServerState { hello: None, sync: Sync::Complete, queue_length: None, passes: 1, paused: false };
         let diagnosis = Diagnosis {
             cause: Cause::Unknown,
