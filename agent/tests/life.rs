@@ -136,3 +136,13 @@ fn an_agent_that_cannot_listen_says_so_and_ends() {
     assert_eq!(done.status.code(), Some(1), "{said}");
     assert!(said.contains(&address) && said.contains("set `listen` to a free address"), "{said}");
 }
+
+#[test]
+fn a_pid_that_is_no_server_is_named() {
+    if needs(bpf()).is_none() {
+        return;
+    }
+    let agent = idle();
+    let complaint = format!("pid {} is not an SGLang scheduler (yet)", std::process::id());
+    until_true("the complaint", || !agent.logged(&complaint).is_empty());
+}

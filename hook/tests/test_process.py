@@ -116,8 +116,8 @@ except ModuleNotFoundError as error:
 class Marker(unittest.TestCase):
     machine = os.uname().machine
 
-    @unittest.skipUnless(os.path.exists(os.path.join(HOOK, "dislodge_hook", "marker", os.uname().machine + ".so")),
-                         "no marker library for this machine: run hook/marker/build")
+    @unittest.skipUnless(os.path.exists(os.path.join(HOOK, "dislodge_hook", "marker", machine + ".so"))
+                         or os.environ.get("CI") == "true", "no marker library for this machine: run hook/marker/build")
     def test_the_real_marker_loads_and_takes_anything(self):
         told = use("""
 mark, detail = marks.mark, marks.mark_detail

@@ -78,7 +78,20 @@ impl Pipeline {
                 self.take_control(target.key);
             }
         }
-        self.health.scanned();
+        if self.health.scanned() {
+            self.say_what_is_missing(&found);
+        }
+    }
+
+    /// After the first look: somebody who waits for a server that is not one should not wait in silence.
+    fn say_what_is_missing(&self, found: &[Target]) {
+        let title = discover::SCHEDULER_TITLE;
+        for pid in self.only.iter().filter(|pid| !found.iter().any(|target| target.key.pid == **pid)) {
+            tracing::warn!("pid {pid} is not an SGLang scheduler (yet): its title does not begin with {title}");
+        }
+        if self.only.is_empty() && found.is_empty() {
+            tracing::info!("no SGLang scheduler on this node yet: no process title begins with {title}; looking on");
+        }
     }
 
     fn attach(&mut self, target: &Target) {

@@ -157,9 +157,9 @@ impl Health {
         self.last_tick.store(now.0, Ordering::Relaxed);
     }
 
-    /// The node was looked over for servers.
-    pub fn scanned(&self) {
-        self.scanned.store(true, Ordering::Relaxed);
+    /// The node was looked over for servers; returns whether that was the first time.
+    pub fn scanned(&self) -> bool {
+        !self.scanned.swap(true, Ordering::Relaxed)
     }
 
     /// Whether the loop turns.
@@ -184,7 +184,7 @@ mod tests {
         assert!(!health.is_live(at(100)));
         health.ticked(at(100));
         assert!(health.is_live(at(109)) && !health.is_ready(at(109)));
-        health.scanned();
+        assert!(health.scanned() && !health.scanned(), "the first time is told apart");
         assert!(health.is_ready(at(109)));
         assert!(!health.is_live(at(110)) && !health.is_ready(at(110)));
     }
