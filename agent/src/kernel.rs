@@ -3,18 +3,25 @@
 pub mod preflight;
 pub mod ring;
 
-use std::{collections::HashMap, io, num::NonZeroU32};
+use std::{
+    collections::{HashMap, HashSet},
+    fmt, io,
+    num::NonZeroU32,
+};
 
 use aya::{
     Ebpf, EbpfLoader, include_bytes_aligned,
-    maps::{HashMap as BpfHashMap, MapData, MapError, RingBuf},
+    maps::{Array, MapData, MapError, RingBuf},
     programs::{
         ProgramError, UProbe,
-        uprobe::{UProbeAttachLocation, UProbeLinkId, UProbeScope},
+        uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeLinkId, UProbeScope},
     },
 };
-use dislodge_ebpf::{EVENTS_MAP, MARK_PROGRAM, PROCESSES_MAP, loss::ProcessCounters};
-use zerocopy::{FromBytes as _, IntoBytes as _};
+use dislodge_ebpf::{
+    EVENTS_MAP, MARK_PROGRAM, PROCESSES_MAP,
+    loss::ProcessCounters,
+    process::{AttachCookie, MAX_PROCESSES, TracedProcess},
+};
 
 use crate::{event::ProcessKey, target::marker::MarkerSite};
 use ring::Ring;
@@ -22,8 +29,8 @@ use ring::Ring;
 /// The compiled programs: committed as `ebpf/dislodge.bpf.o`, checked against their sources by the build script.
 static OBJECT: &[u8] = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/dislodge.bpf.o"));
 
-/// The counters of a process as they stand in the map.
-type RawCounters = [u64; size_of::<ProcessCounters>() / size_of::<u64>()];
+/// A slot of the map of traced processes as it stands there.
+type RawSlot = [u64; size_of::<TracedProcess>() / size_of::<u64>()];
 
 /// Why the programs could not be loaded.
 #[derive(Debug, thiserror::Error)]
@@ -48,7 +55,10 @@ pub enum AttachError {
     /// The pid is none.
     #[error("0 is not a process")]
     NoProcess,
-    /// The map of traced processes is full, or cannot be written.
+    /// Every slot of the map of traced processes is taken.
+    #[error("{MAX_PROCESSES} processes are traced already, which is as many as there can be")]
+    TooMany,
+    /// The map of traced processes cannot be written.
     #[error("cannot enter the process into the map of traced processes: {0}")]
     Map(#[from] MapError),
     /// The kernel refused the probe.
@@ -60,11 +70,23 @@ pub enum AttachError {
 }
 
 /// The loaded programs and what they are attached to.
-#[derive(Debug)]
 pub struct Kernel {
     ebpf: Ebpf,
-    processes: BpfHashMap<MapData, u32, RawCounters>,
-    links: HashMap<ProcessKey, UProbeLinkId>,
+    processes: Array<MapData, RawSlot>,
+    traced: HashMap<ProcessKey, Traced>,
+}
+
+impl fmt::Debug for Kernel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Kernel").field("traced", &self.traced).finish_non_exhaustive()
+    }
+}
+
+/// What belongs to one traced process.
+#[derive(Debug)]
+struct Traced {
+    slot: u32,
+    link: UProbeLinkId,
 }
 
 impl Kernel {
@@ -75,27 +97,26 @@ impl Kernel {
         let events = ebpf.take_map(EVENTS_MAP).ok_or(LoadError::Missing(EVENTS_MAP))?;
         let processes = ebpf.take_map(PROCESSES_MAP).ok_or(LoadError::Missing(PROCESSES_MAP))?;
         let ring = Ring::new(RingBuf::try_from(events)?);
-        Ok((Self { ebpf, processes: BpfHashMap::try_from(processes)?, links: HashMap::new() }, ring))
+        Ok((Self { ebpf, processes: Array::try_from(processes)?, traced: HashMap::new() }, ring))
     }
 
     /// Puts a probe on the marker of one process. Only that process pays for it, though others may map the same file.
     pub fn attach(&mut self, key: ProcessKey, site: &MarkerSite) -> Result<(), AttachError> {
         let pid = NonZeroU32::new(key.pid).ok_or(AttachError::NoProcess)?;
-        let zero = RawCounters::default();
-        self.processes.insert(key.pid, zero, 0)?;
+        let slot = free_slot(self.traced.values().map(|traced| traced.slot)).ok_or(AttachError::TooMany)?;
+        self.occupy(slot, TracedProcess { tgid: u64::from(key.pid), ..TracedProcess::default() })?;
         let program = uprobe(&mut self.ebpf).ok_or(AttachError::Missing(MARK_PROGRAM))?;
-        let attached = program.attach(
-            UProbeAttachLocation::AbsoluteOffset(site.file_offset),
-            &site.file,
-            UProbeScope::OneProcess(pid),
-        );
-        match attached {
+        let point = UProbeAttachPoint {
+            location: UProbeAttachLocation::AbsoluteOffset(site.file_offset),
+            cookie: Some(AttachCookie { slot }.to_bits()),
+        };
+        match program.attach(point, &site.file, UProbeScope::OneProcess(pid)) {
             Ok(link) => {
-                self.links.insert(key, link);
+                self.traced.insert(key, Traced { slot, link });
                 Ok(())
             }
             Err(error) => {
-                self.processes.remove(&key.pid)?;
+                self.occupy(slot, TracedProcess::default())?;
                 Err(error.into())
             }
         }
@@ -103,28 +124,40 @@ impl Kernel {
 
     /// Takes the probe off again. Its counters are gone with it.
     pub fn detach(&mut self, key: ProcessKey) {
-        if let Some(link) = self.links.remove(&key) {
+        if let Some(Traced { slot, link }) = self.traced.remove(&key) {
             if let Some(program) = uprobe(&mut self.ebpf)
                 && let Err(error) = program.detach(link)
             {
                 tracing::warn!(pid = key.pid, %error, "cannot detach");
             }
-            if let Err(error) = self.processes.remove(&key.pid) {
+            if let Err(error) = self.occupy(slot, TracedProcess::default()) {
                 tracing::warn!(pid = key.pid, %error, "cannot take the process out of the map of traced processes");
             }
         }
     }
 
+    fn occupy(&mut self, slot: u32, process: TracedProcess) -> Result<(), MapError> {
+        let raw: RawSlot = zerocopy::transmute!(process);
+        self.processes.set(slot, raw, 0)
+    }
+
     /// What was seen and lost of a traced process so far.
     pub fn counters(&self, key: ProcessKey) -> Option<ProcessCounters> {
-        let raw = self.processes.get(&key.pid, 0).ok()?;
-        ProcessCounters::read_from_bytes(raw.as_bytes()).ok()
+        let raw = self.processes.get(&self.traced.get(&key)?.slot, 0).ok()?;
+        let process: TracedProcess = zerocopy::transmute!(raw);
+        Some(process.counters)
     }
 
     /// The processes that have a probe.
     pub fn attached(&self) -> impl Iterator<Item = ProcessKey> {
-        self.links.keys().copied()
+        self.traced.keys().copied()
     }
+}
+
+/// The lowest slot that is not taken.
+fn free_slot(taken: impl Iterator<Item = u32>) -> Option<u32> {
+    let taken: HashSet<u32> = taken.collect();
+    (0..MAX_PROCESSES).find(|slot| !taken.contains(slot))
 }
 
 fn uprobe(ebpf: &mut Ebpf) -> Option<&mut UProbe> {

@@ -3,13 +3,19 @@
 use core::intrinsics::{AtomicOrdering, atomic_xadd};
 
 use aya_ebpf::{
+    EbpfContext as _,
     bindings::BPF_RB_NO_WAKEUP,
-    helpers::{bpf_get_current_pid_tgid, bpf_ktime_get_ns, generated::bpf_probe_read_user},
+    helpers::{
+        bpf_get_current_pid_tgid, bpf_ktime_get_ns,
+        generated::{bpf_get_attach_cookie, bpf_probe_read_user},
+    },
     macros::map,
-    maps::{HashMap, RingBuf},
+    maps::{Array, RingBuf},
+    programs::ProbeContext,
 };
 use dislodge_ebpf::{
     loss::ProcessCounters,
+    process::{AttachCookie, MAX_PROCESSES, TracedProcess},
     wire::{DetailedEvent, Header, MAX_DETAIL, Mark, MarkEvent, flag},
 };
 
@@ -17,9 +23,9 @@ use dislodge_ebpf::{
 #[map]
 pub static EVENTS: RingBuf = RingBuf::with_byte_size(8 << 20, 0);
 
-/// The traced processes. A plain hash map, filled by the agent only: it never evicts.
+/// The traced processes, filled by the agent only.
 #[map]
-pub static PROCESSES: HashMap<u32, ProcessCounters> = HashMap::with_max_entries(4096, 0);
+pub static PROCESSES: Array<TracedProcess> = Array::with_max_entries(MAX_PROCESSES, 0);
 
 /// The caller, when it is traced.
 pub struct Traced {
@@ -29,12 +35,16 @@ pub struct Traced {
 }
 
 impl Traced {
-    /// The current process, or nothing when the agent did not ask for it.
-    pub fn current() -> Option<Self> {
+    /// The current process, or nothing when it is not the one that this probe was attached for.
+    pub fn current(ctx: &ProbeContext) -> Option<Self> {
+        // SAFETY: the context is that of this program.
+        let cookie = AttachCookie::from_bits(unsafe { bpf_get_attach_cookie(ctx.as_ptr()) });
         let both = bpf_get_current_pid_tgid();
         let (tgid, tid) = ((both >> 32) as u32, both as u32);
-        let counters = PROCESSES.get_ptr_mut(&tgid)?;
-        Some(Self { tgid, tid, counters })
+        let process = PROCESSES.get_ptr_mut(cookie.slot)?;
+        // SAFETY: `process` points into a value of an array, which lives as long as the program.
+        let (owner, counters) = unsafe { ((*process).tgid, &raw mut (*process).counters) };
+        (owner == u64::from(tgid)).then_some(Self { tgid, tid, counters })
     }
 
     fn header(&self, kind: u16, flags: u16) -> Header {

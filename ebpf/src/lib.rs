@@ -6,11 +6,12 @@
 #![forbid(unsafe_code)]
 
 pub mod loss;
+pub mod process;
 pub mod wire;
 
 /// Name of the ring buffer map that carries every event.
 pub const EVENTS_MAP: &str = "EVENTS";
-/// Name of the hash map of traced processes: tgid → [`loss::ProcessCounters`]. A process that is not a key is not traced.
+/// Name of the array of traced processes: slot → [`process::TracedProcess`]. A probe's attach cookie names the slot.
 pub const PROCESSES_MAP: &str = "PROCESSES";
 /// Name of the program attached to the entry of `dislodge_mark`.
 pub const MARK_PROGRAM: &str = "mark";

@@ -2,8 +2,8 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Counters of one traced process, in the map [`crate::PROCESSES_MAP`]. What a reader
-/// has received is, at rest, [`ProcessCounters::delivered`]: who reads counts, so that the probed thread does not have to.
+/// Counters of one traced process. What a reader has received is, at rest, [`ProcessCounters::delivered`]:
+/// who reads counts, so that the probed thread does not have to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
 pub struct ProcessCounters {

@@ -13,7 +13,7 @@ pub fn mark(ctx: ProbeContext) -> u32 {
 }
 
 fn try_mark(ctx: &ProbeContext) -> Option<()> {
-    let process = Traced::current()?;
+    let process = Traced::current(ctx)?;
     let kind: u64 = ctx.arg(0)?;
     let mark = Mark { room: ctx.arg(1)?, value: ctx.arg(2)?, sender: ctx.arg(3)? };
     let detail: *const u8 = ctx.arg(4)?;
