@@ -10,7 +10,7 @@ use dislodge::{
     core::Core,
     diagnose::diagnose,
     event::{ProcessKey, clock::Monotonic, decode::decode},
-    request::RequestKey,
+    request::{RequestKey, tracker::Limits},
     rule::load,
     verdict::ServerIdentity,
 };
@@ -56,7 +56,7 @@ fn healthy(sender: u64, at: u64) -> Vec<Vec<u8>> {
 
 fn core() -> Core {
     let rules = load::defaults().expect("the default rules load");
-    let mut core = Core::new(rules, 1_000_000);
+    let mut core = Core::new(rules, Limits { requests: 1_000_000, transfers: 65_536 });
     core.attach(PROCESS, ServerIdentity::default(), 0);
     core
 }
@@ -80,7 +80,7 @@ fn events(criterion: &mut Criterion) {
                     if change.ended.is_none()
                         && let Some(tracked) = core.tracker.get(change.key)
                     {
-                        black_box(diagnose(tracked.request, tracked.room, tracked.server, event.at));
+                        black_box(diagnose(&tracked, event.at));
                     }
                 }
             }

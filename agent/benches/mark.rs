@@ -14,7 +14,7 @@ use std::{
 };
 
 use dislodge::{
-    kernel::Kernel,
+    kernel::{Kernel, Sizes},
     target::{discover::process_key, marker},
 };
 
@@ -90,7 +90,7 @@ fn main() {
     let mut server = Server::start();
     let key = process_key(server.child.id()).expect("the server runs");
     let site = marker::find(key.pid).expect("the marker is mapped");
-    let (mut kernel, mut ring) = Kernel::load(8 << 20).expect("BPF programs load (root?)");
+    let (mut kernel, mut ring) = Kernel::load(Sizes { ring: 8 << 20, calls: 1024 }).expect("BPF programs load (root?)");
     let stop = Arc::new(AtomicBool::new(false));
     let drained = thread::spawn({
         let stop = Arc::clone(&stop);

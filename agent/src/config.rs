@@ -12,6 +12,7 @@ use reqwest::Url;
 use serde::{Deserialize, Serialize, Serializer};
 
 use crate::{
+    kernel::Sizes,
     problem::{MAX_FILE, Problem, Problems, Shape, Text, duration},
     rule::{Mode, load::one_of},
     sink::alertmanager,
@@ -44,6 +45,10 @@ pub struct Config {
     pub remediation: Remediation,
     /// Most requests that are tracked at once, of one server.
     pub max_requests: usize,
+    /// Calls into transfer engines that are under way at once on this node: one a thread.
+    pub max_calls: u32,
+    /// Transfers of one server that are kept: those that are over or were never posted go first.
+    pub max_transfers: usize,
 }
 
 /// The Alertmanagers.
@@ -93,6 +98,8 @@ impl Default for Config {
             scan_interval: Duration::from_secs(1),
             remediation: Remediation::default(),
             max_requests: 200_000,
+            max_calls: 8_192,
+            max_transfers: 65_536,
         }
     }
 }
@@ -151,6 +158,8 @@ const SHAPE: Shape = Shape::Map(&[
     ("scan_interval", Shape::Any),
     ("remediation", Shape::Map(&[("max_per_minute", Shape::Any), ("kill_switch", Shape::Any)])),
     ("max_requests", Shape::Any),
+    ("max_calls", Shape::Any),
+    ("max_transfers", Shape::Any),
 ]);
 
 #[derive(Default, Deserialize)]
@@ -167,6 +176,8 @@ struct RawConfig {
     scan_interval: Option<Text>,
     remediation: Option<RawRemediation>,
     max_requests: Option<Text>,
+    max_calls: Option<Text>,
+    max_transfers: Option<Text>,
 }
 
 #[derive(Default, Deserialize)]
@@ -193,6 +204,11 @@ struct RawRemediation {
 }
 
 impl Config {
+    /// How much the kernel keeps.
+    pub fn sizes(&self) -> Sizes {
+        Sizes { ring: self.ring_size, calls: self.max_calls }
+    }
+
     /// Reads `text`, the YAML of `file`. What it does not set has its default.
     ///
     /// # Errors
@@ -246,6 +262,8 @@ impl Config {
         set.duration(&mut config.drain_interval, raw.drain_interval, millisecond, second);
         set.duration(&mut config.scan_interval, raw.scan_interval, 100 * millisecond, 3_600 * second);
         set.number(&mut config.max_requests, raw.max_requests, 1, 10_000_000);
+        set.number(&mut config.max_calls, raw.max_calls, 64, 1_000_000);
+        set.number(&mut config.max_transfers, raw.max_transfers, 1, 10_000_000);
         let alertmanager = raw.alertmanager.unwrap_or_default();
         config.alertmanager.urls =
             alertmanager.urls.unwrap_or_default().iter().filter_map(|url| set.url(url)).collect();

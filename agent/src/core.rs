@@ -12,7 +12,7 @@ use crate::{
     event::{Event, ProcessKey, clock::Monotonic},
     request::{
         RequestKey,
-        tracker::{Change, Tracked, Tracker},
+        tracker::{Change, Limits, Tracked, Tracker},
     },
     rule::{RuleIndex, RuleSet, alert::AlertState, evaluate::Evaluator, field::Subject},
     verdict::{ServerIdentity, Verdict},
@@ -33,10 +33,10 @@ pub struct Core {
 }
 
 impl Core {
-    /// A core that evaluates `rules` over at most `max_requests` requests per server.
-    pub fn new(rules: RuleSet, max_requests: usize) -> Self {
+    /// A core that evaluates `rules` and keeps so much per server.
+    pub fn new(rules: RuleSet, limits: Limits) -> Self {
         Self {
-            tracker: Tracker::new(max_requests),
+            tracker: Tracker::new(limits),
             evaluator: Evaluator::new(rules, MAX_ALERTS),
             identities: HashMap::new(),
             active: BTreeMap::new(),
@@ -70,21 +70,17 @@ impl Core {
     /// Diagnoses one request.
     pub fn diagnose(&self, key: RequestKey, now: Monotonic) -> Option<(Tracked<'_>, Diagnosis)> {
         let tracked = self.tracker.get(key)?;
-        Some((tracked, diagnose(tracked.request, tracked.room, tracked.server, now)))
+        Some((tracked, diagnose(&tracked, now)))
     }
 
     /// Evaluates the rules and returns every alert that changed.
     pub fn tick(&mut self, now: Monotonic) -> Vec<Arc<Verdict>> {
         let began = Instant::now();
-        let diagnoses: HashMap<RequestKey, (Tracked<'_>, Diagnosis)> = self
-            .tracker
-            .requests()
-            .map(|tracked| (tracked.key, (tracked, diagnose(tracked.request, tracked.room, tracked.server, now))))
-            .collect();
+        let diagnoses: HashMap<RequestKey, (Tracked<'_>, Diagnosis)> =
+            self.tracker.requests().map(|tracked| (tracked.key, (tracked, diagnose(&tracked, now)))).collect();
         let subject = |key: RequestKey| {
             let (tracked, diagnosis) = diagnoses.get(&key)?;
-            let (request, room, server) = (tracked.request, tracked.room, tracked.server);
-            Some(Subject { request, room, server, diagnosis, now })
+            Some(Subject { tracked: *tracked, diagnosis, now })
         };
         let keys = diagnoses.keys().copied().collect();
         let tick = self.evaluator.tick(keys, now, subject, EVALUATION_BUDGET, || began.elapsed());
@@ -187,7 +183,8 @@ mod tests {
     #[test]
     fn an_alert_that_fires_shows_its_request_as_it_is_now_and_is_told_once() {
         let text = "rules: [{name: Any, when: inflight, severity: info}]";
-        let mut core = Core::new(load(&[Source { file: "r.yaml", text }]).unwrap(), 10);
+        let mut core =
+            Core::new(load(&[Source { file: "r.yaml", text }]).unwrap(), Limits { requests: 10, transfers: 10 });
         core.attach(PROCESS, ServerIdentity::default(), 0);
         let (room, sender) = (Room::Number(1), 1);
         let see = |core: &mut Core, seconds: u64, body: Body| {

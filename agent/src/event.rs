@@ -4,12 +4,14 @@
 
 pub mod clock;
 pub mod decode;
+pub mod native;
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
 use clock::Monotonic;
+use native::NativeEvent;
 
 /// A process of this node that cannot be confused with a later one of the same pid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -378,4 +380,5 @@ pub enum Body {
     Paused,
     Resumed,
     Remedy { room: Room, sender: u64, flag: Option<FailureFlag> },
+    Native(Box<NativeEvent>),
 }

@@ -1,29 +1,30 @@
 //! The kernel's side: the BPF object, the probes on the servers' markers, the ring.
 
+pub mod attach;
+pub mod look;
+pub mod plan;
 pub mod preflight;
+pub mod probe;
 pub mod ring;
 
 use std::{
     collections::{HashMap, HashSet},
-    fmt, io,
-    num::NonZeroU32,
+    fmt,
 };
 
 use aya::{
     Ebpf, EbpfLoader, include_bytes_aligned,
-    maps::{Array, MapData, MapError, RingBuf},
-    programs::{
-        ProgramError, UProbe,
-        uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeLinkId, UProbeScope},
-    },
+    maps::{Array, HashMap as BpfHashMap, MapData, MapError, RingBuf},
+    programs::{ProgramError, UProbe},
 };
 use dislodge_ebpf::{
-    EVENTS_MAP, MARK_PROGRAM, PROCESSES_MAP,
+    CALLS_MAP, COMPLETIONS_MAP, EVENTS_MAP, MARK_PROGRAM, POLLS_MAP, PROCESSES_MAP,
     loss::ProcessCounters,
     process::{AttachCookie, MAX_PROCESSES, TracedProcess},
 };
 
 use crate::{event::ProcessKey, target::marker::MarkerSite};
+use attach::Link;
 use ring::Ring;
 
 /// The compiled programs: committed as `ebpf/dislodge.bpf.o`, checked against their sources by the build script.
@@ -62,17 +63,30 @@ pub enum AttachError {
     #[error("cannot enter the process into the map of traced processes: {0}")]
     Map(#[from] MapError),
     /// The kernel refused the probe.
-    #[error("cannot attach to dislodge_mark: {0}")]
+    #[error("cannot attach the probe: {0}")]
     Probe(#[from] ProgramError),
     /// The program is gone.
     #[error("the BPF object has no {0}")]
     Missing(&'static str),
 }
 
+/// How much the kernel keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sizes {
+    /// Bytes of the ring: a power of two, at least a page.
+    pub ring: u32,
+    /// Calls into transfer engines that are under way at once: one a thread.
+    pub calls: u32,
+}
+
 /// The loaded programs and what they are attached to.
 pub struct Kernel {
     ebpf: Ebpf,
+    /// Programs of probes on transfer engines that this kernel would not load, and why.
+    not_loaded: HashMap<String, String>,
     processes: Array<MapData, RawSlot>,
+    polls: BpfHashMap<MapData, [u64; 2], [u64; 4]>,
+    completions: BpfHashMap<MapData, u64, [u64; 2]>,
     traced: HashMap<ProcessKey, Traced>,
 }
 
@@ -86,54 +100,85 @@ impl fmt::Debug for Kernel {
 #[derive(Debug)]
 struct Traced {
     slot: u32,
-    link: UProbeLinkId,
+    links: Vec<Link>,
 }
 
 impl Kernel {
-    /// Loads the programs with a ring of `ring_size` bytes (a power of two, at least a page).
-    pub fn load(ring_size: u32) -> Result<(Self, Ring), LoadError> {
-        let mut ebpf = EbpfLoader::new().map_max_entries(EVENTS_MAP, ring_size).load(OBJECT)?;
-        uprobe(&mut ebpf).ok_or(LoadError::Missing(MARK_PROGRAM))?.load()?;
-        let events = ebpf.take_map(EVENTS_MAP).ok_or(LoadError::Missing(EVENTS_MAP))?;
-        let processes = ebpf.take_map(PROCESSES_MAP).ok_or(LoadError::Missing(PROCESSES_MAP))?;
-        let ring = Ring::new(RingBuf::try_from(events)?);
-        Ok((Self { ebpf, processes: Array::try_from(processes)?, traced: HashMap::new() }, ring))
+    /// Loads the programs. Without the one for the hook's marks nothing can be done; of the others, those that this
+    /// kernel refuses are left out, and what needs them says so.
+    pub fn load(sizes: Sizes) -> Result<(Self, Ring), LoadError> {
+        let mut loader = EbpfLoader::new();
+        loader.map_max_entries(EVENTS_MAP, sizes.ring).map_max_entries(CALLS_MAP, sizes.calls);
+        let mut ebpf = loader.load(OBJECT)?;
+        let mut not_loaded = HashMap::new();
+        for (name, program) in ebpf.programs_mut() {
+            let loaded = <&mut UProbe>::try_from(program).and_then(UProbe::load);
+            match loaded {
+                Ok(()) => {}
+                Err(error) if name == MARK_PROGRAM => return Err(error.into()),
+                Err(error) => {
+                    not_loaded.insert(name.to_owned(), error.to_string());
+                }
+            }
+        }
+        let mut take = |name: &'static str| ebpf.take_map(name).ok_or(LoadError::Missing(name));
+        let ring = Ring::new(RingBuf::try_from(take(EVENTS_MAP)?)?);
+        let processes = Array::try_from(take(PROCESSES_MAP)?)?;
+        let polls = BpfHashMap::try_from(take(POLLS_MAP)?)?;
+        let completions = BpfHashMap::try_from(take(COMPLETIONS_MAP)?)?;
+        let traced = HashMap::new();
+        Ok((Self { ebpf, not_loaded, processes, polls, completions, traced }, ring))
+    }
+
+    /// Programs that this kernel would not load, and why.
+    pub fn not_loaded(&self) -> &HashMap<String, String> {
+        &self.not_loaded
     }
 
     /// Puts a probe on the marker of one process. Only that process pays for it, though others may map the same file.
     pub fn attach(&mut self, key: ProcessKey, site: &MarkerSite) -> Result<(), AttachError> {
-        let pid = NonZeroU32::new(key.pid).ok_or(AttachError::NoProcess)?;
-        let slot = free_slot(self.traced.values().map(|traced| traced.slot)).ok_or(AttachError::TooMany)?;
-        self.occupy(slot, TracedProcess { tgid: u64::from(key.pid), ..TracedProcess::default() })?;
-        let program = uprobe(&mut self.ebpf).ok_or(AttachError::Missing(MARK_PROGRAM))?;
-        let point = UProbeAttachPoint {
-            location: UProbeAttachLocation::AbsoluteOffset(site.file_offset),
-            cookie: Some(AttachCookie { slot }.to_bits()),
-        };
-        match program.attach(point, &site.file, UProbeScope::OneProcess(pid)) {
-            Ok(link) => {
-                self.traced.insert(key, Traced { slot, link });
+        let slot = self.slot(key)?;
+        let cookie = AttachCookie { slot, parameter: 0 };
+        let attached = self.attach_uprobe(key, MARK_PROGRAM, &site.file, site.file_offset, cookie);
+        let traced = self.traced.get_mut(&key);
+        match (attached, traced) {
+            (Ok(id), Some(traced)) => {
+                traced.links.push(Link { program: MARK_PROGRAM, id });
                 Ok(())
             }
-            Err(error) => {
-                self.occupy(slot, TracedProcess::default())?;
-                Err(error.into())
+            (attached, _) => {
+                self.detach_if_unused(key);
+                attached.map(|_| ())
             }
         }
     }
 
-    /// Takes the probe off again. Its counters are gone with it.
+    /// Takes every probe off a process again. Its counters are gone with them.
     pub fn detach(&mut self, key: ProcessKey) {
-        if let Some(Traced { slot, link }) = self.traced.remove(&key) {
-            if let Some(program) = uprobe(&mut self.ebpf)
-                && let Err(error) = program.detach(link)
-            {
-                tracing::warn!(pid = key.pid, %error, "cannot detach");
-            }
+        if let Some(Traced { slot, links }) = self.traced.remove(&key) {
+            self.drop_links(key, links);
             if let Err(error) = self.occupy(slot, TracedProcess::default()) {
                 tracing::warn!(pid = key.pid, %error, "cannot take the process out of the map of traced processes");
             }
         }
+    }
+
+    /// Gives up the slot of a process that has no probe.
+    pub fn detach_if_unused(&mut self, key: ProcessKey) {
+        if self.traced.get(&key).is_some_and(|traced| traced.links.is_empty()) {
+            self.detach(key);
+        }
+    }
+
+    /// The slot of a process, a new one where it has none.
+    fn slot(&mut self, key: ProcessKey) -> Result<u32, AttachError> {
+        if let Some(traced) = self.traced.get(&key) {
+            return Ok(traced.slot);
+        }
+        let slot = free_slot(self.traced.values().map(|traced| traced.slot)).ok_or(AttachError::TooMany)?;
+        self.occupy(slot, TracedProcess { tgid: u64::from(key.pid), ..TracedProcess::default() })?;
+        self.traced.insert(key, Traced { slot, links: Vec::new() });
+        Ok(slot)
     }
 
     fn occupy(&mut self, slot: u32, process: TracedProcess) -> Result<(), MapError> {
@@ -158,13 +203,4 @@ impl Kernel {
 fn free_slot(taken: impl Iterator<Item = u32>) -> Option<u32> {
     let taken: HashSet<u32> = taken.collect();
     (0..MAX_PROCESSES).find(|slot| !taken.contains(slot))
-}
-
-fn uprobe(ebpf: &mut Ebpf) -> Option<&mut UProbe> {
-    ebpf.program_mut(MARK_PROGRAM)?.try_into().ok()
-}
-
-/// Whether an error of attaching says that rights are missing.
-pub fn is_permission_error(error: &ProgramError) -> bool {
-    matches!(error, ProgramError::SyscallError(error) if error.io_error.kind() == io::ErrorKind::PermissionDenied)
 }

@@ -28,7 +28,10 @@ use crate::{
     metrics::{Metrics, OutcomeLabel, reason},
     problem::Problem,
     remedy::ladder::Ladder,
-    request::{RequestKey, tracker::Change},
+    request::{
+        RequestKey,
+        tracker::{Change, Limits},
+    },
     rule::{Mode, RuleSet},
     server::status::{Health, Status},
     sink::{
@@ -122,7 +125,7 @@ impl Pipeline {
             tracing::warn!(mode = config.mode.name(), "no audit.path is set: what cannot be recorded is not done");
         }
         Ok(Self {
-            core: Core::new(rules, config.max_requests),
+            core: Core::new(rules, Limits { requests: config.max_requests, transfers: config.max_transfers }),
             ladder: Ladder::new(config.remediation.max_per_minute),
             epoch: Monotonic::now().0,
             servers: HashMap::new(),

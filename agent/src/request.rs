@@ -3,12 +3,19 @@
 //! A request is known by its *sender's serial* in its process: rooms are reused and shared, and CPython gives a new
 //! sender the address of a freed one, so neither is ever a key.
 
+pub mod correlate;
 mod process;
 pub mod tracker;
+pub mod transfer;
+pub mod transfers;
 
 use serde::Serialize;
 
-use crate::event::{Backend, ChunkCounts, Hello, LeaveReason, Phase, ProcessKey, Rid, Room, clock::Monotonic};
+use crate::event::{
+    Backend, ChunkCounts, Hello, LeaveReason, Phase, ProcessKey, Rid, Room,
+    clock::Monotonic,
+    native::{Engine, ErrorPoint},
+};
 
 /// A request instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
@@ -200,4 +207,52 @@ pub struct ServerState {
     pub passes: u64,
     /// Whether generation is paused.
     pub paused: bool,
+    /// What its transfer engine shows.
+    pub native: NativeState,
+}
+
+impl ServerState {
+    /// A server that has said nothing yet.
+    pub fn new(sync: Sync) -> Self {
+        let native = NativeState::default();
+        Self { hello: None, sync, queue_length: None, passes: 0, paused: false, native }
+    }
+}
+
+/// Whether a process's transfers are seen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(tag = "watch", rename_all = "snake_case")]
+pub enum Watch {
+    /// They are not, or not all of them.
+    #[default]
+    No,
+    /// Each one that was made since then: its posting, and its end.
+    Since {
+        /// When the probes were in place, or the last loss ended.
+        at: Monotonic,
+        /// Of which engine.
+        engine: Engine,
+    },
+}
+
+/// What the probes on a process's transfer engine tell, beside its transfers.
+#[derive(Clone, Debug, Default)]
+pub struct NativeState {
+    /// Whether transfers are seen.
+    pub watch: Watch,
+    /// The endpoint that was given up last.
+    pub endpoint_error: Option<EndpointFailure>,
+    /// The work completion with an error that came last: when, its `ibv_wc_status`.
+    pub completion_error: Option<(Monotonic, u32)>,
+}
+
+/// An endpoint that was given up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EndpointFailure {
+    /// When.
+    pub at: Monotonic,
+    /// Where it was seen.
+    pub point: ErrorPoint,
+    /// `ucs_status_t`.
+    pub status: i8,
 }

@@ -3,6 +3,7 @@
 pub mod discover;
 pub mod hook;
 pub mod marker;
+pub mod memory;
 
 use serde::Serialize;
 

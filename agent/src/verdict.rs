@@ -75,7 +75,7 @@ pub struct Verdict {
 impl Verdict {
     /// The verdict of `transition`, an alert of `rule` for the request that `subject` shows.
     pub fn new(transition: &Transition, rule: &Rule, subject: &Subject<'_>, server: Arc<ServerIdentity>) -> Self {
-        let request = subject.request;
+        let request = subject.tracked.request;
         Self {
             rule: Arc::clone(&rule.name),
             severity: rule.severity,

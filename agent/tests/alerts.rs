@@ -130,13 +130,7 @@ fn a_tick_stops_at_its_budget_and_the_next_one_goes_on_from_there() {
     let world = World::healthy();
     let diagnosis = world.diagnosis(at(1.0));
     let look = |_: RequestKey| {
-        Some(dislodge::rule::field::Subject {
-            request: &world.request,
-            room: &world.room,
-            server: &world.server,
-            diagnosis: &diagnosis,
-            now: at(1.0),
-        })
+        Some(dislodge::rule::field::Subject { tracked: world.tracked(), diagnosis: &diagnosis, now: at(1.0) })
     };
     let keys: Vec<RequestKey> = (1..=1_000).rev().map(key).collect();
     let mut seen = Vec::new();
@@ -165,13 +159,7 @@ fn alerts_of_requests_that_are_gone_end_with_the_tick() {
     let world = World::healthy();
     let diagnosis = world.diagnosis(at(1.0));
     let look = |_: RequestKey| {
-        Some(dislodge::rule::field::Subject {
-            request: &world.request,
-            room: &world.room,
-            server: &world.server,
-            diagnosis: &diagnosis,
-            now: at(1.0),
-        })
+        Some(dislodge::rule::field::Subject { tracked: world.tracked(), diagnosis: &diagnosis, now: at(1.0) })
     };
     let never = || Duration::ZERO;
     let budget = Duration::from_secs(1);

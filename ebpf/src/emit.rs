@@ -3,7 +3,7 @@
 use core::intrinsics::{AtomicOrdering, atomic_xadd};
 
 use aya_ebpf::{
-    EbpfContext as _,
+    EbpfContext,
     bindings::BPF_RB_NO_WAKEUP,
     helpers::{
         bpf_get_current_pid_tgid, bpf_ktime_get_ns,
@@ -11,13 +11,14 @@ use aya_ebpf::{
     },
     macros::map,
     maps::{Array, RingBuf},
-    programs::ProbeContext,
 };
 use dislodge_ebpf::{
     loss::ProcessCounters,
     process::{AttachCookie, MAX_PROCESSES, TracedProcess},
-    wire::{DetailedEvent, Header, MAX_DETAIL, Mark, MarkEvent, flag},
+    wire::{DetailedEvent, Header, Kind, MAX_DETAIL, Mark, MarkEvent, Native, flag},
 };
+
+use crate::abi::read;
 
 /// Sized by the agent when it loads the object.
 #[map]
@@ -29,14 +30,17 @@ pub static PROCESSES: Array<TracedProcess> = Array::with_max_entries(MAX_PROCESS
 
 /// The caller, when it is traced.
 pub struct Traced {
+    slot: u32,
     tgid: u32,
     tid: u32,
     counters: *mut ProcessCounters,
 }
 
 impl Traced {
-    /// The current process, or nothing when it is not the one that this probe was attached for.
-    pub fn current(ctx: &ProbeContext) -> Option<Self> {
+    /// The current process and the probe's parameter, or nothing when the process is not the one that this probe was
+    /// attached for.
+    #[inline(always)]
+    pub fn of_probe(ctx: &impl EbpfContext) -> Option<(Self, u32)> {
         // SAFETY: the context is that of this program.
         let cookie = AttachCookie::from_bits(unsafe { bpf_get_attach_cookie(ctx.as_ptr()) });
         let both = bpf_get_current_pid_tgid();
@@ -44,7 +48,39 @@ impl Traced {
         let process = PROCESSES.get_ptr_mut(cookie.slot)?;
         // SAFETY: `process` points into a value of an array, which lives as long as the program.
         let (owner, counters) = unsafe { ((*process).tgid, &raw mut (*process).counters) };
-        (owner == u64::from(tgid)).then_some(Self { tgid, tid, counters })
+        (owner == u64::from(tgid)).then_some((Self { slot: cookie.slot, tgid, tid, counters }, cookie.parameter))
+    }
+
+    /// Slot of the process in the map of traced processes.
+    pub fn slot(&self) -> u32 {
+        self.slot
+    }
+
+    /// The calling thread.
+    pub fn tid(&self) -> u32 {
+        self.tid
+    }
+
+    /// Counts a call whose entry found no room in the map of calls.
+    pub fn count_calls_full(&self) {
+        // SAFETY: `counters` points into a live value of PROCESSES: see `bump`.
+        bump(unsafe { &raw mut (*self.counters).calls_full });
+    }
+
+    /// Counts a return whose entry was not seen.
+    pub fn count_return_unmatched(&self) {
+        // SAFETY: as above.
+        bump(unsafe { &raw mut (*self.counters).returns_unmatched });
+    }
+
+    fn count_detail_fault(&self) {
+        // SAFETY: as above.
+        bump(unsafe { &raw mut (*self.counters).detail_fault });
+    }
+
+    fn count_detail_truncated(&self) {
+        // SAFETY: as above.
+        bump(unsafe { &raw mut (*self.counters).detail_truncated });
     }
 
     fn header(&self, kind: u16, flags: u16) -> Header {
@@ -61,7 +97,8 @@ impl Traced {
         }
     }
 
-    /// Emits a mark without words.
+    /// Emits an event without a detail.
+    #[inline(always)]
     pub fn emit(&self, kind: u16, flags: u16, mark: Mark) {
         let header = self.header(kind, flags);
         match EVENTS.reserve::<MarkEvent>(0) {
@@ -73,35 +110,55 @@ impl Traced {
         }
     }
 
+    /// Emits what a transfer engine's library said.
+    #[inline(always)]
+    pub fn emit_native(&self, kind: Kind, flags: u16, native: Native) {
+        if flags & flag::DETAIL_FAULT != 0 {
+            self.count_detail_fault();
+        }
+        self.emit(kind as u16, flags, as_mark(native));
+    }
+
     /// Emits a mark with the words at `detail` in the caller's memory: a `u32` length, then that many bytes.
-    pub fn emit_detailed(&self, kind: u16, flags: u16, mark: Mark, detail: *const u8) {
+    pub fn emit_detailed(&self, kind: u16, flags: u16, mark: Mark, detail: u64) {
+        match read::<u32>(detail) {
+            Some(length) => self.emit_bytes(kind, flags, mark, detail + 4, u64::from(length)),
+            None => self.emit_bytes(kind, flags | flag::DETAIL_FAULT, mark, 0, 0),
+        }
+    }
+
+    /// Emits what a transfer engine's library said, with `length` bytes at `detail` in the caller's memory.
+    pub fn emit_native_bytes(&self, kind: Kind, flags: u16, native: Native, detail: u64, length: u64) {
+        self.emit_bytes(kind as u16, flags, as_mark(native), detail, length);
+    }
+
+    #[inline(always)]
+    fn emit_bytes(&self, kind: u16, flags: u16, mark: Mark, detail: u64, length: u64) {
         let mut header = self.header(kind, flags);
         let Some(mut event) = EVENTS.reserve::<DetailedEvent>(0) else {
             self.ring_full();
             return;
         };
         let target = event.as_mut_ptr();
+        let mut length = length;
+        if length > MAX_DETAIL as u64 {
+            length = MAX_DETAIL as u64;
+            header.flags |= flag::DETAIL_TRUNCATED;
+            self.count_detail_truncated();
+        }
         // SAFETY: `target` is the reserved event of this size; the helper bounds the copy by the length given, which
         // is at most MAX_DETAIL, and reports memory of the caller that cannot be read instead of faulting.
         unsafe {
-            let mut length: u32 = 0;
-            let mut fault = bpf_probe_read_user((&raw mut length).cast(), 4, detail.cast()) != 0;
-            if length > MAX_DETAIL as u32 {
-                length = MAX_DETAIL as u32;
-                header.flags |= flag::DETAIL_TRUNCATED;
-                bump(&raw mut (*self.counters).detail_truncated);
-            }
-            if !fault {
-                fault = bpf_probe_read_user((&raw mut (*target).detail).cast(), length, detail.add(4).cast()) != 0;
-            }
-            if fault {
+            if bpf_probe_read_user((&raw mut (*target).detail).cast(), length as u32, detail as *const _) != 0 {
                 header.flags |= flag::DETAIL_FAULT;
-                bump(&raw mut (*self.counters).detail_fault);
                 length = 0;
             }
-            header.detail_length = length;
+            header.detail_length = length as u32;
             (&raw mut (*target).header).write(header);
             (&raw mut (*target).mark).write(mark);
+        }
+        if header.flags & flag::DETAIL_FAULT != 0 {
+            self.count_detail_fault();
         }
         event.submit(u64::from(BPF_RB_NO_WAKEUP));
     }
@@ -114,9 +171,14 @@ impl Traced {
 
 /// Adds one. Programs on uprobes are preempted and run on several CPUs at once: only an atomic counts right.
 fn bump(counter: *mut u64) {
+    bump_by(counter, 1);
+}
+
+/// Adds `number` to a counter in a map value.
+pub fn bump_by(counter: *mut u64, number: u64) {
     // SAFETY: the counter lies in a map value, which is aligned to 8 and outlives the program's run; everybody
     // else who writes it, does so atomically.
-    unsafe { atomic_xadd::<u64, u64, { AtomicOrdering::Relaxed }>(counter, 1) };
+    unsafe { atomic_xadd::<u64, u64, { AtomicOrdering::Relaxed }>(counter, number) };
 }
 
 /// Adds one and returns the old value. Not relaxed: LLVM 22 compiles a relaxed one to the instruction that adds without
@@ -124,4 +186,9 @@ fn bump(counter: *mut u64) {
 fn fetch_and_bump(counter: *mut u64) -> u64 {
     // SAFETY: as in `bump`.
     unsafe { atomic_xadd::<u64, u64, { AtomicOrdering::SeqCst }>(counter, 1) }
+}
+
+/// A native payload has the size of a mark and stands in its place.
+const fn as_mark(native: Native) -> Mark {
+    Mark { room: native.object, value: native.value, sender: native.size }
 }

@@ -15,6 +15,10 @@ pub struct ProcessCounters {
     pub detail_fault: u64,
     /// Details that were cut (the event was delivered).
     pub detail_truncated: u64,
+    /// Calls whose entry could not be remembered until their return: the map of calls was full.
+    pub calls_full: u64,
+    /// Returns whose entry was not seen: the call was under way when the probe was attached.
+    pub returns_unmatched: u64,
 }
 
 impl ProcessCounters {

@@ -15,9 +15,21 @@
 )]
 
 #[cfg(target_arch = "bpf")]
+mod abi;
+#[cfg(target_arch = "bpf")]
+mod call;
+#[cfg(target_arch = "bpf")]
+mod completion;
+#[cfg(target_arch = "bpf")]
 mod emit;
 #[cfg(target_arch = "bpf")]
 mod mark;
+#[cfg(target_arch = "bpf")]
+mod mooncake;
+#[cfg(target_arch = "bpf")]
+mod nixl;
+#[cfg(target_arch = "bpf")]
+mod status;
 
 #[cfg(target_arch = "bpf")]
 #[unsafe(link_section = "license")]

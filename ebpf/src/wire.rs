@@ -1,7 +1,8 @@
 //! What an event looks like in the ring buffer.
 //!
-//! Every event starts with a [`Header`]; a [`Mark`] follows, and for the rare marks that need words,
-//! `header.detail_length` bytes of UTF-8 after it. Integers are in the byte order of the machine.
+//! Every event starts with a [`Header`]; a [`Mark`] follows where the hook is the author, a [`Native`] where a transfer
+//! engine's library is (kinds from 100 on), and for the kinds that need them `header.detail_length` bytes after it:
+//! UTF-8 of a mark, a notification's own bytes of a transfer. Integers are in the byte order of the machine.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -16,8 +17,10 @@ pub mod flag {
     pub const ROOM_OUT_OF_RANGE: u16 = 1;
     /// The detail was longer than [`super::MAX_DETAIL`]. Set in BPF.
     pub const DETAIL_TRUNCATED: u16 = 1 << 8;
-    /// The detail could not be read from the server's memory; the event carries none. Set in BPF.
+    /// The detail, or what else was to be read there, could not be read from the server's memory. Set in BPF.
     pub const DETAIL_FAULT: u16 = 1 << 9;
+    /// [`super::Native::size`] is extrapolated from the first descriptors. Set in BPF.
+    pub const SIZE_ESTIMATED: u16 = 1 << 10;
 }
 
 /// The first bytes of every event.
@@ -50,6 +53,19 @@ pub struct Mark {
     pub value: u64,
     /// Serial of the sender, from 1; 0 where there is none.
     pub sender: u64,
+}
+
+/// What a call into a transfer engine said. The meaning of `value` and `size` depends on the kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
+#[repr(C)]
+pub struct Native {
+    /// What it is about: the address of a NIXL handle, a Mooncake batch id, the address of a UCX endpoint; 0 where
+    /// there is none. Engines reuse them.
+    pub object: u64,
+    /// Depends on the kind; a signed status is sign-extended.
+    pub value: u64,
+    /// Depends on the kind: bytes, or a number of descriptors.
+    pub size: u64,
 }
 
 /// A mark without words, as it stands in the ring.
@@ -138,6 +154,62 @@ kinds! {
     Resumed = 26,
     /// The hook set a failure flag.
     Remedy = 27,
+    /// NIXL made a transfer (`createXferReq` or `makeXferReq` returned): object = handle, value = operation (0 READ,
+    /// 1 WRITE) | number of descriptors << 8, size = bytes, or 0 where only prepared descriptors say. Carries the
+    /// notification.
+    NixlMade = 100,
+    /// NIXL refused to make a transfer: value = `nixl_status_t`.
+    NixlNotMade = 101,
+    /// `postXferReq` was entered: object = handle.
+    NixlPosting = 102,
+    /// `postXferReq` returned something else than "in progress": object = handle, value = `nixl_status_t`.
+    NixlPosted = 103,
+    /// `getXferStatus` returned another status than before: object = handle, value = `nixl_status_t`. Only during a look.
+    NixlStatus = 104,
+    /// `releaseXferReq` was entered: object = handle, value = the status that the handle had, or [`STATUS_NOT_READ`].
+    NixlReleasing = 105,
+    /// A notification arrived. Carries it as UCX delivered it (serialised), size = its whole length.
+    NixlNotificationArrived = 106,
+    /// A notification was handed to UCX. Carries it, size = its whole length, value = 1 when serialised.
+    NixlNotificationSent = 107,
+    /// Mooncake allocated a batch: object = batch id, value = how many transfers it has room for.
+    MooncakeAllocated = 120,
+    /// `submitTransfer` was entered: object = batch id, value = opcode (0 READ, 1 WRITE) | bytes of the vector of
+    /// requests << 8, size = length of the first.
+    MooncakeSubmitting = 121,
+    /// `submitTransfer` returned an error: object = batch id, value = Mooncake's status code.
+    MooncakeNotSubmitted = 122,
+    /// `getBatchTransferStatus` gave another status than before: object = batch id, value = `TransferStatusEnum`,
+    /// size = bytes transferred. Only during a look.
+    MooncakeStatus = 123,
+    /// `freeBatchID` returned, or was entered where returns are not probed: object = batch id, value = what it returned
+    /// (0: freed) | [`batch`] flags, size = tasks that are not complete | failed ones << 32, among those that were read.
+    MooncakeFreed = 124,
+    /// UCX or NIXL gave up an endpoint: object = endpoint or interface, value = `ucs_status_t` | [`ErrorPoint`] << 8.
+    EndpointError = 140,
+    /// A work completion with an error: object = `wr_id`, value = `ibv_wc_status` | vendor error << 32,
+    /// size = QP number.
+    CompletionError = 141,
+}
+
+/// Bits of the value of a [`Kind::MooncakeFreed`].
+pub mod batch {
+    /// Not every task of the batch could be read.
+    pub const NOT_ALL_READ: u64 = 1 << 16;
+    /// What `freeBatchID` returned is not known.
+    pub const RESULT_NOT_SEEN: u64 = 1 << 17;
+}
+
+/// Where an endpoint's error was seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum ErrorPoint {
+    /// `nixlUcxEp::err_cb`.
+    NixlErrorCallback = 0,
+    /// `ucp_ep_set_lanes_failed`, `ucp_ep_set_failed`.
+    UcpEndpoint = 1,
+    /// `uct_iface_handle_ep_err`.
+    UctInterface = 2,
 }
 
 impl Kind {
@@ -145,8 +217,22 @@ impl Kind {
     pub const fn has_detail(self) -> bool {
         matches!(self, Self::Hello | Self::Entry | Self::StateEnd | Self::Enter)
     }
+
+    /// The kinds that the hook marks.
+    pub fn marks() -> impl Iterator<Item = &'static Self> {
+        Self::ALL.iter().filter(|kind| !kind.is_native())
+    }
+
+    /// Whether the event comes from a transfer engine's library and carries a [`Native`].
+    pub const fn is_native(self) -> bool {
+        self as u16 >= Self::NixlMade as u16
+    }
 }
 
+/// [`Native::value`] of a release whose status BPF could not read. No engine has such a status.
+pub const STATUS_NOT_READ: i64 = i32::MIN as i64;
+
+const _: () = assert!(size_of::<Native>() == size_of::<Mark>());
 const _: () = assert!(size_of::<Header>() == 32);
 const _: () = assert!(size_of::<MarkEvent>() == 56);
 const _: () = assert!(size_of::<MarkEvent>() <= 128);

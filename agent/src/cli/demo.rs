@@ -85,7 +85,7 @@ async fn watch(mut server: DemoServer, folder: &std::path::Path, without_bpf: bo
     };
     let rules = read_rules(Some(&folder.join("demo").join("rules")))
         .map_err(|problems| anyhow::anyhow!("the demo's own rules: {problems:?}"))?;
-    let (kernel, ring) = Kernel::load(config.ring_size)?;
+    let (kernel, ring) = Kernel::load(config.sizes())?;
     let (notices, mut noticed) = mpsc::channel(MAX_NOTICES);
     let parts = Parts {
         config,

@@ -6,7 +6,7 @@ use clap::Args;
 use dislodge::{
     event::{Backend, Hello},
     kernel::{
-        Kernel,
+        Kernel, Sizes,
         preflight::{Check, Machine, Outcome, judge},
     },
     remedy::guard::is_proved,
@@ -22,7 +22,7 @@ use serde::Serialize;
 use super::{Output, fail};
 
 /// Smallest ring that can be loaded, to see whether the kernel takes the programs.
-const TRIAL_RING: u32 = 64 << 10;
+const TRIAL: Sizes = Sizes { ring: 64 << 10, calls: 64 };
 /// Longest environment of a server that is read.
 const MAX_ENVIRONMENT: usize = 1 << 20;
 /// A scheduler and the processes above it that are asked for its environment: SGLang has one or two.
@@ -76,7 +76,7 @@ impl Doctor {
 
 /// Loads the programs and lets go of them.
 fn trial() -> Check {
-    let (outcome, found, fix) = match Kernel::load(TRIAL_RING) {
+    let (outcome, found, fix) = match Kernel::load(TRIAL) {
         Ok(_) => (Outcome::Good, "the kernel takes them".to_owned(), None),
         Err(error) => (Outcome::Bad, error.to_string(), Some("see the checks above".to_owned())),
     };

@@ -70,7 +70,7 @@ impl Run {
             }
             return ExitCode::FAILURE;
         }
-        let (kernel, ring) = match Kernel::load(config.ring_size) {
+        let (kernel, ring) = match Kernel::load(config.sizes()) {
             Ok(loaded) => loaded,
             Err(error) => return fail(error),
         };

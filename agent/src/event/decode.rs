@@ -1,12 +1,13 @@
 //! Bytes of the ring buffer → [`Event`]. Pure; everything in the bytes may be wrong, since a traced process is the
 //! author of most of it.
 
-use dislodge_ebpf::wire::{Header, Kind, MAX_DETAIL, Mark, flag};
+use dislodge_ebpf::wire::{Header, Kind, MAX_DETAIL, Mark, Native, flag};
 use serde::Deserialize;
 use zerocopy::FromBytes;
 
 use super::{
     Backend, Body, ChunkCounts, ChunkStep, Entry, Event, FailureFlag, LeaveReason, Phase, Rid, Room, clock::Monotonic,
+    native::native_event,
 };
 
 /// The status that stands for "none": never polled, or a room that is absent.
@@ -64,8 +65,14 @@ pub fn decode(bytes: &[u8]) -> Result<Event, DecodeError> {
         tid: header.tid,
         at: Monotonic(header.time_ns),
         sequence: header.sequence,
-        detail_lost,
-        body: body(kind, &header, &mark, detail, detail_lost)?,
+        detail_lost: detail_lost && !kind.is_native(),
+        body: match kind.is_native() {
+            true => {
+                let native = Native { object: mark.room, value: mark.value, size: mark.sender };
+                Body::Native(Box::new(native_event(kind, header.flags, &native, detail)?))
+            }
+            false => body(kind, &header, &mark, detail, detail_lost)?,
+        },
     })
 }
 
@@ -102,6 +109,7 @@ fn body(kind: Kind, header: &Header, mark: &Mark, detail: &[u8], detail_lost: bo
         Kind::Paused => Body::Paused,
         Kind::Resumed => Body::Resumed,
         Kind::Remedy => Body::Remedy { room, sender, flag: FailureFlag::from_number(value) },
+        _ => return Err(DecodeError::UnknownKind),
     })
 }
 

@@ -31,10 +31,9 @@ impl Case {
             },
             server: ServerState {
                 hello: Some(Box::new(Hello { tp: Some(1), cp: Some(1), pp: Some(1), ..Hello::default() })),
-                sync: Sync::Complete,
                 queue_length: Some((1, at)),
                 passes: 100,
-                paused: false,
+                ..ServerState::new(Sync::Complete)
             },
             diagnosis: Diagnosis {
                 cause: Cause::RoomCollision,
@@ -89,7 +88,9 @@ const REFUSED: &[(Refusal, Spoil)] = &[
     (Refusal::RoomOutOfRange, |case| case.request.room = Room::OutOfRange),
     (Refusal::RoomShared, |case| case.context.senders_on_room = 2),
     (Refusal::RoomShared, |case| case.context.senders_on_room = 0),
-    (Refusal::NotQuiescent, |case| case.diagnosis.quiescence = Quiescence::InFlight { chunks: 1 }),
+    (Refusal::NotQuiescent, |case| {
+        case.diagnosis.quiescence = Quiescence::InFlight { chunks: 1, transfers: 0, oldest: None }
+    }),
     (Refusal::NotQuiescent, |case| case.diagnosis.quiescence = Quiescence::Queued { chunks: 1 }),
     (Refusal::NotQuiescent, |case| case.diagnosis.quiescence = Quiescence::Unknown { why: NotKnown::AttachedLate }),
     (Refusal::RanksUnknown, |case| case.server.hello = None),

@@ -1,5 +1,6 @@
 //! One traced process: its senders, rooms and queue, and how well all of it is known.
 
+mod native;
 mod resync;
 
 use std::collections::HashMap;
@@ -7,10 +8,13 @@ use std::collections::HashMap;
 use super::{
     Aborted, Ended, Request, RequestKey, ResyncReason, RoomState, ServerState, Sync,
     tracker::{Change, Step, Tracked, Unused},
+    transfers::{Transfers, Work},
 };
 use resync::Resync;
 
-use crate::event::{Backend, Body, ChunkCounts, Event, LeaveReason, Phase, ProcessKey, Rid, Room, clock::Monotonic};
+use crate::event::{
+    Backend, Body, ChunkCounts, ChunkStep, Event, LeaveReason, Phase, ProcessKey, Rid, Room, clock::Monotonic,
+};
 
 /// Rooms of a process. Those without a live sender are kept while they are busy or a handle of theirs may still be
 /// running; when there are too many, they are forgotten all at once and the hook is asked anew.
@@ -23,6 +27,7 @@ pub(super) struct Process {
     state: ServerState,
     requests: HashMap<u64, Request>,
     rooms: HashMap<Room, RoomState>,
+    transfers: Transfers,
     inflight: u32,
     newest_serial: u64,
     passes_in_doubt: u32,
@@ -39,19 +44,14 @@ pub(super) struct Applying<'a> {
 }
 
 impl Process {
-    pub(super) fn new(key: ProcessKey, clock_offset: i64) -> Self {
+    pub(super) fn new(key: ProcessKey, clock_offset: i64, max_transfers: usize) -> Self {
         Self {
             key,
             clock_offset,
-            state: ServerState {
-                hello: None,
-                sync: Sync::Needed(ResyncReason::Attached),
-                queue_length: None,
-                passes: 0,
-                paused: false,
-            },
+            state: ServerState::new(Sync::Needed(ResyncReason::Attached)),
             requests: HashMap::new(),
             rooms: HashMap::new(),
+            transfers: Transfers::new(max_transfers),
             inflight: 0,
             newest_serial: 0,
             passes_in_doubt: 0,
@@ -77,7 +77,8 @@ impl Process {
 
     fn with_room<'a>(&'a self, request: &'a Request) -> Option<Tracked<'a>> {
         let key = self.request_key(request.serial);
-        Some(Tracked { key, request, room: self.rooms.get(&request.room)?, server: &self.state })
+        let room = self.rooms.get(&request.room)?;
+        Some(Tracked { key, request, room, server: &self.state, transfers: &self.transfers })
     }
 
     fn request_key(&self, serial: u64) -> RequestKey {
@@ -156,7 +157,7 @@ impl Process {
                 }
                 self.drop_idle_room(*room);
             }
-            Body::Chunk { room, counts, .. } => self.chunk(*room, *counts, at),
+            Body::Chunk { room, step, counts } => self.chunk(*room, *step, *counts, applying),
             Body::Pass { queue_length, passes } => self.pass(*queue_length, *passes, at),
             Body::Paused => self.state.paused = true,
             Body::Resumed => self.state.paused = false,
@@ -166,6 +167,7 @@ impl Process {
                     self.changed(*sender, Step::Remedied(*flag), applying);
                 }
             }
+            Body::Native(native) => self.native(native, applying),
         }
     }
 
@@ -265,6 +267,7 @@ impl Process {
         let abandoned = state.chunks.is_some_and(|counts| counts.abandoned);
         if state.senders.is_empty() && state.chunks.as_ref().is_none_or(idle) && !abandoned {
             self.rooms.remove(&room);
+            self.transfers.room_without_senders(room);
         }
     }
 
@@ -342,10 +345,17 @@ impl Process {
         }
     }
 
-    fn chunk(&mut self, room: Room, counts: ChunkCounts, at: Monotonic) {
+    fn chunk(&mut self, room: Room, step: ChunkStep, counts: ChunkCounts, applying: &Applying<'_>) {
         let state = self.room(room);
         state.chunks = Some(counts);
-        state.busy_until = Some(at);
+        state.busy_until = Some(applying.at);
+        match step {
+            ChunkStep::Queued => {}
+            ChunkStep::Begun => {
+                self.transfers.working_on(applying.tid, Some(Work { room, since: applying.at }));
+            }
+            ChunkStep::Ended => self.transfers.working_on(applying.tid, None),
+        }
         self.drop_idle_room(room);
     }
 }

@@ -5,8 +5,10 @@ use std::{collections::HashMap, time::Duration};
 use super::{
     Request, RequestKey, ResyncReason, RoomState, ServerState,
     process::{Applying, Process},
+    transfer::Observation,
+    transfers::Transfers,
 };
-use crate::event::{Event, FailureFlag, LeaveReason, Phase, ProcessKey, clock::Monotonic};
+use crate::event::{Event, FailureFlag, LeaveReason, Phase, ProcessKey, clock::Monotonic, native::Engine};
 
 /// What an event changed for a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,8 +68,17 @@ pub struct Unused {
 #[derive(Debug)]
 pub struct Tracker {
     processes: HashMap<u32, Process>,
-    max_requests: usize,
+    limits: Limits,
     unused: Unused,
+}
+
+/// How much is kept of one process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Requests; the oldest ones go first.
+    pub requests: usize,
+    /// Transfers; those that are not under way go first, and when all are, no further one is kept.
+    pub transfers: usize,
 }
 
 /// A request with everything that a diagnosis needs.
@@ -81,17 +92,19 @@ pub struct Tracked<'a> {
     pub room: &'a RoomState,
     /// Its server.
     pub server: &'a ServerState,
+    /// Its server's transfers.
+    pub transfers: &'a Transfers,
 }
 
 impl Tracker {
-    /// A tracker for at most `max_requests` requests per process.
-    pub fn new(max_requests: usize) -> Self {
-        Self { processes: HashMap::new(), max_requests, unused: Unused::default() }
+    /// A tracker that keeps so much per process.
+    pub fn new(limits: Limits) -> Self {
+        Self { processes: HashMap::new(), limits, unused: Unused::default() }
     }
 
     /// Starts to track a process. `clock_offset` is its time namespace's offset of CLOCK_MONOTONIC in nanoseconds.
     pub fn attach(&mut self, key: ProcessKey, clock_offset: i64) {
-        self.processes.insert(key.pid, Process::new(key, clock_offset));
+        self.processes.insert(key.pid, Process::new(key, clock_offset, self.limits.transfers));
     }
 
     /// Forgets a process; what it had is reported as ended.
@@ -114,7 +127,7 @@ impl Tracker {
             tid: event.tid,
             changes,
             unused: &mut self.unused,
-            max_requests: self.max_requests,
+            max_requests: self.limits.requests,
         };
         process.apply(event, &mut applying);
     }
@@ -137,6 +150,37 @@ impl Tracker {
         if let Some(process) = self.processes.get_mut(&key.pid) {
             process.asked(epoch, reason, at);
         }
+    }
+
+    /// Says that each transfer of a process is seen from now on, and of which engine; or (`None`) that not.
+    pub fn watch(&mut self, key: ProcessKey, engine: Option<Engine>, at: Monotonic) {
+        if let Some(process) = self.process_mut(key) {
+            process.watch(engine, at);
+        }
+    }
+
+    /// Says that what was seen of a process's transfers until `at` may have gaps.
+    pub fn native_lost(&mut self, key: ProcessKey, at: Monotonic) {
+        if let Some(process) = self.process_mut(key) {
+            process.native_lost(at);
+        }
+    }
+
+    /// Takes over what was read, at `at`, of a transfer in a server's memory.
+    pub fn observed(&mut self, key: ProcessKey, seen: Observation, at: Monotonic) {
+        if let Some(process) = self.process_mut(key) {
+            process.observed(seen, at);
+        }
+    }
+
+    fn process_mut(&mut self, key: ProcessKey) -> Option<&mut Process> {
+        self.processes.get_mut(&key.pid).filter(|process| process.key() == key)
+    }
+
+    /// The transfers of a process.
+    pub fn transfers(&self, key: ProcessKey) -> Option<&Transfers> {
+        let process = self.processes.get(&key.pid)?;
+        (process.key() == key).then(|| process.transfers())
     }
 
     /// One request.

@@ -12,6 +12,15 @@ const ROOM: Room = Room::Number(77);
 const EPOCH: u64 = 5;
 const MILLISECOND: u64 = 1_000_000;
 
+fn limits(requests: usize) -> Limits {
+    Limits { requests, transfers: 1000 }
+}
+
+/// Workers hold so many chunks; of transfers nothing is known.
+fn at_work(chunks: u32) -> Quiescence {
+    Quiescence::InFlight { chunks, transfers: 0, oldest: None }
+}
+
 /// A tracker, a clock that goes on a millisecond with each event, and what has changed.
 struct World {
     tracker: Tracker,
@@ -22,7 +31,7 @@ struct World {
 impl World {
     /// A server that has just been attached to and is completely known: it has no request.
     fn synchronised() -> Self {
-        let mut world = Self { tracker: Tracker::new(1000), time: MILLISECOND, changes: Vec::new() };
+        let mut world = Self { tracker: Tracker::new(limits(1000)), time: MILLISECOND, changes: Vec::new() };
         world.tracker.attach(PROCESS, 0);
         world.resynchronise(&[]);
         assert_eq!(world.sync(), Sync::Complete);
@@ -60,7 +69,7 @@ impl World {
     fn diagnosis(&self, serial: u64, later: u64) -> (Cause, Quiescence, Confidence) {
         let tracked = self.request(serial).expect("the request is tracked");
         let now = Monotonic(self.time + later * MILLISECOND);
-        let diagnosis = diagnose(tracked.request, tracked.room, tracked.server, now);
+        let diagnosis = diagnose(&tracked, now);
         (diagnosis.cause, diagnosis.quiescence, diagnosis.confidence)
     }
 }
@@ -173,7 +182,7 @@ fn a_chunk_makes_its_room_queued_then_in_flight_then_quiescent() {
     world.see_all(story[..6].iter().cloned());
     assert_eq!(world.diagnosis(1, 0).1, Quiescence::Queued { chunks: 1 });
     world.see_all(story[6..8].iter().cloned());
-    assert_eq!(world.diagnosis(1, 0).1, Quiescence::InFlight { chunks: 1 });
+    assert_eq!(world.diagnosis(1, 0).1, at_work(1));
     world.see(story[8].clone());
     assert!(matches!(world.diagnosis(1, 0).1, Quiescence::Quiescent { since: Some(_) }));
 }
@@ -253,7 +262,7 @@ fn abandoned_handles_outlive_the_request_and_spoil_the_room_for_the_next_one() {
 
 #[test]
 fn without_a_resynchronisation_a_request_pinned_before_is_not_known() {
-    let mut world = World { tracker: Tracker::new(9), time: 1, changes: Vec::new() };
+    let mut world = World { tracker: Tracker::new(limits(9)), time: 1, changes: Vec::new() };
     world.tracker.attach(PROCESS, 0);
     world.see_all([pass(1), pass(1), abort(2), dropped()]);
     assert!(world.request(2).is_none());
@@ -334,7 +343,7 @@ fn a_lost_event_lowers_confidence_and_hides_quiescence_but_never_hides_work() {
     assert_eq!(confidence, Confidence::Low);
     assert_eq!(quiescence, Quiescence::Unknown { why: NotKnown::NotSynchronised });
     world.see(chunk(ChunkStep::Begun, 0, 1));
-    assert_eq!(world.diagnosis(2, 0).1, Quiescence::InFlight { chunks: 1 });
+    assert_eq!(world.diagnosis(2, 0).1, at_work(1));
 }
 
 #[test]
@@ -363,7 +372,7 @@ fn a_server_that_ends_takes_its_requests_along_but_not_those_of_the_next_with_it
 #[test]
 fn too_many_requests_retire_the_oldest_and_count_it() {
     let mut world = World::synchronised();
-    world.tracker = Tracker::new(2);
+    world.tracker = Tracker::new(limits(2));
     world.tracker.attach(PROCESS, 0);
     world.see_all([open(1), open(2), open(3)]);
     assert!(world.request(1).is_none() && world.request(3).is_some());
@@ -408,7 +417,7 @@ proptest! {
         for tracked in world.tracker.requests() {
             prop_assert!(tracked.room.senders.contains(&tracked.key.serial), "each request is on its room");
             prop_assert!(tracked.room.senders.iter().all(|serial| known.contains(serial)), "no room has a ghost");
-            diagnose(tracked.request, tracked.room, tracked.server, Monotonic(u64::MAX));
+            diagnose(&tracked, Monotonic(u64::MAX));
         }
         // The count of the queue is the requests in it: otherwise a right `pass` would look wrong for ever.
         let inflight = world.tracker.requests().filter(|tracked| tracked.request.is_inflight()).count() as u32;

@@ -16,8 +16,8 @@ pub use prefilter::Prefilter;
 use super::field::Subject;
 use crate::{
     diagnose::{Cause, Confidence, Diagnosis, Quiescence},
-    event::{Backend, Room, clock::Monotonic},
-    request::{Request, RoomState, ServerState, Sync},
+    event::{Backend, ProcessKey, Room, clock::Monotonic},
+    request::{Request, RequestKey, RoomState, ServerState, Sync, tracker::Tracked, transfers::Transfers},
 };
 
 /// Longest source of a condition, in bytes.
@@ -112,15 +112,17 @@ impl Condition {
         let now = Monotonic(1_000_000_000_000);
         let opened = Request::opened(1, Room::Number(1), Backend::Nixl, Monotonic(1_000_000_000));
         let request = Request { sent_chunks: 1, sent_pages: 1, ..opened };
-        let server = ServerState { hello: None, sync: Sync::Complete, queue_length: None, passes: 1, paused: false };
+        let server = ServerState::new(Sync::Complete);
         let diagnosis = Diagnosis {
             cause: Cause::Unknown,
             evidence: Vec::new(),
             quiescence: Quiescence::NeverPosted,
             confidence: Confidence::High,
         };
-        let subject =
-            Subject { request: &request, room: &RoomState::default(), server: &server, diagnosis: &diagnosis, now };
+        let (room, transfers) = (RoomState::default(), Transfers::new(0));
+        let key = RequestKey { process: ProcessKey { pid: 1, start: 1 }, serial: 1 };
+        let tracked = Tracked { key, request: &request, room: &room, server: &server, transfers: &transfers };
+        let subject = Subject { tracked, diagnosis: &diagnosis, now };
         let root = root();
         self.matches(&Scope::of(&root, &subject))
     }

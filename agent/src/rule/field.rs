@@ -14,7 +14,7 @@ use cel::{
 use crate::{
     diagnose::{Cause, Diagnosis},
     event::{Hello, Phase, clock::Monotonic},
-    request::{Request, RoomState, ServerState},
+    request::tracker::Tracked,
 };
 
 /// SGLang's own default of both time-outs, in seconds: for servers that have not said theirs.
@@ -23,12 +23,8 @@ const DEFAULT_TIMEOUT: f64 = 300.0;
 /// A request with everything that conditions may ask about it, at one moment.
 #[derive(Clone, Copy, Debug)]
 pub struct Subject<'a> {
-    /// The request.
-    pub request: &'a Request,
-    /// Its room.
-    pub room: &'a RoomState,
-    /// Its server.
-    pub server: &'a ServerState,
+    /// The request, its room, its server and its transfers.
+    pub tracked: Tracked<'a>,
     /// Its diagnosis.
     pub diagnosis: &'a Diagnosis,
     /// When.
@@ -39,7 +35,7 @@ impl Subject<'_> {
     /// The age of the oldest thing that is known of the request: no field in seconds exceeds it, other than the
     /// server's time-outs.
     pub fn age(&self) -> Duration {
-        let request = self.request;
+        let request = self.tracked.request;
         let oldest = [Some(request.phase_since), request.entered, request.aborted.map(|aborted| aborted.at)];
         let oldest = oldest.into_iter().flatten().fold(request.created, Monotonic::min);
         self.now.since(oldest)
@@ -50,7 +46,7 @@ impl Subject<'_> {
     }
 
     fn hello<T>(&self, field: impl Fn(&Hello) -> Option<T>) -> Option<T> {
-        self.server.hello.as_deref().and_then(field)
+        self.tracked.server.hello.as_deref().and_then(field)
     }
 }
 
@@ -188,14 +184,14 @@ pub static FIELDS: [Field; 21] = [
         "what poll() returned last, NotPolled before the first poll",
         "marks: phase, entry",
         || Phase::ALL.iter().map(|phase| phase.name()).chain([NOT_POLLED]).collect(),
-        |it| Value::Text(it.request.phase.map_or(NOT_POLLED, Phase::name)),
+        |it| Value::Text(it.tracked.request.phase.map_or(NOT_POLLED, Phase::name)),
     ),
     text(
         "backend",
         "the transfer backend of the sender; fake senders are warm-ups and health checks",
         "marks: open, entry",
         || vec!["other", "nixl", "fake", "mooncake", "mori", "ascend"],
-        |it| Value::Text(it.request.backend.name()),
+        |it| Value::Text(it.tracked.request.backend.name()),
     ),
     text(
         "quiescence",
@@ -212,39 +208,39 @@ pub static FIELDS: [Field; 21] = [
         |it| Value::Text(it.diagnosis.confidence.name()),
     ),
     flag("inflight", "whether it is in the inflight queue now", "marks: enter, leave, entry", |it| {
-        Value::Flag(it.request.is_inflight())
+        Value::Flag(it.tracked.request.is_inflight())
     }),
     seconds("inflight_seconds", "time in the inflight queue; 0 when not there", "marks: enter, entry", true, |it| {
-        let entered = it.request.entered.filter(|_| it.request.is_inflight());
+        let entered = it.tracked.request.entered.filter(|_| it.tracked.request.is_inflight());
         Value::Seconds(entered.map_or(0.0, |entered| it.seconds_since(entered)))
     }),
     seconds("phase_seconds", "time since poll() last returned something else", "marks: phase, entry", true, |it| {
-        Value::Seconds(it.seconds_since(it.request.phase_since))
+        Value::Seconds(it.seconds_since(it.tracked.request.phase_since))
     }),
     seconds(
         "waiting_seconds",
         "time in the inflight queue, or since its sender was created when it is not there",
         "marks: open, enter, entry",
         true,
-        |it| Value::Seconds(it.seconds_since(it.request.waiting_since())),
+        |it| Value::Seconds(it.seconds_since(it.tracked.request.waiting_since())),
     ),
     seconds("abort_seconds", "time since abort() was called last; -1 when never", "marks: abort, entry", true, |it| {
-        Value::Seconds(it.request.aborted.map_or(-1.0, |aborted| it.seconds_since(aborted.at)))
+        Value::Seconds(it.tracked.request.aborted.map_or(-1.0, |aborted| it.seconds_since(aborted.at)))
     }),
     count("sent_chunks", "chunks given to send()", "marks: send, entry", |it| {
-        Value::Count(it.request.sent_chunks.into())
+        Value::Count(it.tracked.request.sent_chunks.into())
     }),
     count("sent_pages", "KV pages given to send()", "marks: send, entry", |it| {
-        Value::Count(i64::try_from(it.request.sent_pages).unwrap_or(i64::MAX))
+        Value::Count(i64::try_from(it.tracked.request.sent_pages).unwrap_or(i64::MAX))
     }),
     flag("room_shared", "whether another live sender has the room now", "marks: open, entry", |it| {
-        Value::Flag(it.room.senders.iter().any(|serial| *serial != it.request.serial))
+        Value::Flag(it.tracked.room.senders.iter().any(|serial| *serial != it.tracked.request.serial))
     }),
     count("queue_length", "requests in the server's inflight queue; -1 when not reported yet", "marks: pass", |it| {
-        Value::Count(it.server.queue_length.map_or(-1, |(length, _)| length.into()))
+        Value::Count(it.tracked.server.queue_length.map_or(-1, |(length, _)| length.into()))
     }),
     text("sglang", "the server's version; empty when not known", "marks: hello", Vec::new, |it| {
-        Value::Text(it.server.hello.as_deref().and_then(|hello| hello.sglang.as_deref()).unwrap_or_default())
+        Value::Text(it.tracked.server.hello.as_deref().and_then(|hello| hello.sglang.as_deref()).unwrap_or_default())
     }),
     count("tp", "size of the attention TP group; 0 when not known", "marks: hello", |it| {
         Value::Count(it.hello(|hello| hello.tp).map_or(0, i64::from))
@@ -270,6 +266,6 @@ pub static FIELDS: [Field; 21] = [
         |it| Value::Seconds(it.hello(|hello| hello.waiting_timeout).unwrap_or(DEFAULT_TIMEOUT)),
     ),
     flag("paused", "whether generation is paused: a paused scheduler polls nobody", "marks: paused, resumed", |it| {
-        Value::Flag(it.server.paused)
+        Value::Flag(it.tracked.server.paused)
     }),
 ];

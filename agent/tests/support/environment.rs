@@ -8,7 +8,7 @@ use std::{
     thread,
 };
 
-use dislodge::kernel::Kernel;
+use dislodge::kernel::{Kernel, Sizes};
 use serde::Deserialize;
 
 use super::{full, needs, repository};
@@ -51,7 +51,11 @@ impl SglangEnvironment {
 /// Whether the BPF programs load.
 pub fn bpf() -> Result<(), String> {
     static LOADED: OnceLock<Result<(), String>> = OnceLock::new();
-    LOADED.get_or_init(|| Kernel::load(64 << 10).map(|_| ()).map_err(|error| error.to_string())).clone()
+    LOADED
+        .get_or_init(|| {
+            Kernel::load(Sizes { ring: 64 << 10, calls: 1024 }).map(|_| ()).map_err(|error| error.to_string())
+        })
+        .clone()
 }
 
 /// The test-bed, made when it is not there yet. `DISLODGE_TEST_SGLANG` may name its folder.

@@ -1,0 +1,239 @@
+//! What speaks for a diagnosis: each item with where and when it was seen. Displays as sentences.
+
+use std::fmt;
+
+use serde::Serialize;
+
+use super::{
+    cause::{MOVES_WITHIN, longest_work_of_others},
+    quiescence::SETTLES_WITHIN,
+};
+use crate::{
+    event::{
+        Phase, Room,
+        clock::Monotonic,
+        native::{Engine, failure_name},
+    },
+    request::{Sync, tracker::Tracked},
+};
+
+/// Something that a person can check.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Evidence {
+    /// Where it was seen.
+    pub source: Source,
+    /// When.
+    pub at: Monotonic,
+    /// What.
+    pub fact: Fact,
+}
+
+/// Where evidence comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Source {
+    /// Marks of the hook: the server's own method calls.
+    Calls,
+    /// Calls into the transfer engine's library.
+    Transfers,
+    /// Completions and failed endpoints of UCX, Mooncake or libibverbs.
+    Completions,
+}
+
+impl Source {
+    /// Its name in output.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Calls => "calls",
+            Self::Transfers => "transfers",
+            Self::Completions => "completions",
+        }
+    }
+}
+
+/// What was seen. Displays as a sentence.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(tag = "fact", rename_all = "snake_case")]
+#[expect(missing_docs, reason = "each is explained by how it displays")]
+pub enum Fact {
+    PollUnchanged { phase: Option<Phase>, passes: u64 },
+    EnteredQueue,
+    RoomShared { room: Room, other: u64 },
+    RoomClearedByOther { room: Room, other: u64 },
+    AbortCalled { passes_since: u64 },
+    PeerAborted,
+    UpdateDropped { room: Room },
+    NothingSent,
+    Sent { chunks: u32, pages: u64 },
+    NoDecodeRegistered,
+    EventsMissing,
+    TransfersUnderWay { count: usize },
+    TransfersDone { count: u64 },
+    TransferFailed { engine: Engine, code: i32 },
+    TransfersNotProvedOver { count: u64 },
+    NothingMoved { since_ms: u64 },
+    EndpointGivenUp { status: i8 },
+    WorkCompletionError { status: u32 },
+    WorkersHold { room: Room, rooms: usize },
+    SourcesDisagree { hook_counts: u32, transfers: usize },
+}
+
+impl fmt::Display for Fact {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::PollUnchanged { phase: Some(phase), passes } => {
+                write!(f, "poll() returns {phase} ever since; {passes} passes seen")
+            }
+            Self::PollUnchanged { phase: None, .. } => f.write_str("was never polled"),
+            Self::EnteredQueue => f.write_str("entered the inflight queue"),
+            Self::RoomShared { room, other } => write!(f, "sender {other} had room {room} at the same time"),
+            Self::RoomClearedByOther { room, other } => write!(f, "sender {other} cleared room {room}"),
+            Self::AbortCalled { passes_since } => {
+                write!(f, "abort() was called; {passes_since} passes later poll() has not changed")
+            }
+            Self::PeerAborted => f.write_str("the decode side aborted the room"),
+            Self::UpdateDropped { room } => {
+                write!(f, "update_status(Failed) was dropped: room {room} is not in request_status")
+            }
+            Self::NothingSent => f.write_str("send() was never called"),
+            Self::Sent { chunks, pages } => write!(f, "send() was called for {chunks} chunks, {pages} pages"),
+            Self::NoDecodeRegistered => f.write_str("no decode has registered for the room"),
+            Self::EventsMissing => f.write_str("events of this server are missing since"),
+            Self::TransfersUnderWay { count } => write!(f, "{count} transfers of the room are under way since"),
+            Self::TransfersDone { count } => write!(f, "{count} transfers of the room are done"),
+            Self::TransferFailed { engine, code } => {
+                write!(f, "{} said {} ({code})", engine.name(), failure_name(*engine, *code))
+            }
+            Self::TransfersNotProvedOver { count } => {
+                write!(f, "{count} transfers were given up before their end was seen: the device may still write")
+            }
+            Self::NothingMoved { since_ms } => {
+                write!(f, "no transfer of the room was posted or ended for {} s", since_ms / 1000)
+            }
+            Self::EndpointGivenUp { status } => {
+                write!(f, "an endpoint of the server was given up: {} ({status})", ucs_status_name(*status))
+            }
+            Self::WorkCompletionError { status } => {
+                write!(f, "a work completion of the server failed: {} ({status})", wc_status_name(*status))
+            }
+            Self::WorkersHold { room, rooms } => {
+                write!(f, "a transfer worker holds a chunk of room {room} since ({rooms} rooms are held)")
+            }
+            Self::SourcesDisagree { hook_counts, transfers } => {
+                write!(
+                    f,
+                    "the hook counts {hook_counts} chunks at work, the engine has {transfers} transfers under way"
+                )
+            }
+        }
+    }
+}
+
+pub(super) fn evidence(tracked: &Tracked<'_>, now: Monotonic) -> Vec<Evidence> {
+    let Tracked { request, server, .. } = *tracked;
+    let mut evidence = Vec::with_capacity(8);
+    let mut seen = |at, fact| evidence.push(Evidence { source: Source::Calls, at, fact });
+    if let Some(entered) = request.entered {
+        seen(entered, Fact::EnteredQueue);
+    }
+    seen(request.phase_since, Fact::PollUnchanged { phase: request.phase, passes: server.passes });
+    if let Some(other) = request.shared_with {
+        seen(request.created, Fact::RoomShared { room: request.room, other });
+    }
+    if let Some(other) = request.cleared_by {
+        seen(request.cleared_at.unwrap_or(request.phase_since), Fact::RoomClearedByOther { room: request.room, other });
+    }
+    if let Some(aborted) = request.aborted {
+        seen(aborted.at, Fact::AbortCalled { passes_since: server.passes.saturating_sub(aborted.passes) });
+    }
+    if let Some(at) = request.peer_aborted {
+        seen(at, Fact::PeerAborted);
+    }
+    if let Some(at) = request.update_dropped {
+        seen(at, Fact::UpdateDropped { room: request.room });
+    }
+    if request.phase == Some(Phase::Bootstrapping) {
+        seen(request.created, Fact::NoDecodeRegistered);
+    }
+    if request.sent_chunks == 0 {
+        seen(request.waiting_since(), Fact::NothingSent);
+    } else {
+        seen(request.waiting_since(), Fact::Sent { chunks: request.sent_chunks, pages: request.sent_pages });
+    }
+    if let Sync::Asked { at, .. } = server.sync {
+        seen(at, Fact::EventsMissing);
+    }
+    of_transfers(tracked, now, &mut evidence);
+    evidence.sort_by_key(|evidence| evidence.at);
+    evidence
+}
+
+fn of_transfers(tracked: &Tracked<'_>, now: Monotonic, evidence: &mut Vec<Evidence>) {
+    let Tracked { request, room, server, transfers, .. } = *tracked;
+    let mut seen = |source, at, fact| evidence.push(Evidence { source, at, fact });
+    if let Some(known) = transfers.of_room(request.room) {
+        if let Some((count, oldest)) = known.under_way() {
+            seen(Source::Transfers, oldest, Fact::TransfersUnderWay { count });
+            let moved = known.last_moved().unwrap_or(oldest);
+            let quiet = now.since(moved);
+            if quiet >= MOVES_WITHIN {
+                seen(Source::Transfers, moved, Fact::NothingMoved { since_ms: quiet.as_millis() as u64 });
+            }
+            let hook_counts = room.chunks.filter(|counts| !counts.no_queues).map(|counts| counts.working.into());
+            if hook_counts == Some(0) && now.since(oldest) >= SETTLES_WITHIN {
+                seen(Source::Transfers, oldest, Fact::SourcesDisagree { hook_counts: 0, transfers: count });
+            }
+        }
+        if let (1.., Some(ended)) = (known.done, known.last_ended) {
+            seen(Source::Transfers, ended, Fact::TransfersDone { count: known.done });
+        }
+        if let Some((at, engine, code)) = known.failure {
+            seen(Source::Transfers, at, Fact::TransferFailed { engine, code });
+        }
+        if let (1.., Some(ended)) = (known.unproved, known.last_ended) {
+            seen(Source::Transfers, ended, Fact::TransfersNotProvedOver { count: known.unproved });
+        }
+    }
+    if let Some(failure) = server.native.endpoint_error.filter(|failure| failure.at >= request.created) {
+        seen(Source::Completions, failure.at, Fact::EndpointGivenUp { status: failure.status });
+    }
+    if let Some((at, status)) = server.native.completion_error.filter(|(at, _)| *at >= request.created) {
+        seen(Source::Completions, at, Fact::WorkCompletionError { status });
+    }
+    if room.chunks.is_some_and(|counts| counts.queued > 0)
+        && let Some((work, rooms)) = longest_work_of_others(transfers, request.room)
+    {
+        seen(Source::Calls, work.since, Fact::WorkersHold { room: work.room, rooms });
+    }
+}
+
+/// UCX's name of a status (`ucs/type/status.h`).
+fn ucs_status_name(status: i8) -> &'static str {
+    match status {
+        -3 => "input/output error",
+        -6 => "unreachable",
+        -16 => "canceled",
+        -25 => "connection reset",
+        -80 => "endpoint timeout",
+        _ => "ucs_status_t",
+    }
+}
+
+/// libibverbs' name of a status (`infiniband/verbs.h`, `enum ibv_wc_status`).
+fn wc_status_name(status: u32) -> &'static str {
+    match status {
+        1 => "local length error",
+        2 => "local QP operation error",
+        4 => "local protection error",
+        5 => "work request flushed",
+        8 => "local access error",
+        9 => "remote invalid request",
+        10 => "remote access error",
+        11 => "remote operation error",
+        12 => "transport retry counter exceeded",
+        13 => "RNR retry counter exceeded",
+        20 => "response timeout",
+        21 => "general error",
+        _ => "ibv_wc_status",
+    }
+}

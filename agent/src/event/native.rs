@@ -1,0 +1,366 @@
+//! What calls into a transfer engine's library say, in the engines' own terms but one shape.
+
+use std::fmt;
+
+use dislodge_ebpf::wire::{Kind, Native, STATUS_NOT_READ, batch, flag};
+use serde::{Deserialize, Serialize};
+
+use super::decode::DecodeError;
+
+/// A transfer engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Engine {
+    /// NIXL: a transfer is a `nixlXferReqH`.
+    Nixl,
+    /// Mooncake: a transfer is a batch.
+    Mooncake,
+}
+
+impl Engine {
+    /// Every engine.
+    pub const ALL: [Self; 2] = [Self::Nixl, Self::Mooncake];
+
+    /// Label value of metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Nixl => "nixl",
+            Self::Mooncake => "mooncake",
+        }
+    }
+}
+
+/// A transfer as its engine names it. Engines reuse the numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Handle {
+    /// Whose.
+    pub engine: Engine,
+    /// Address of the NIXL handle, or the batch id.
+    pub number: u64,
+}
+
+/// Which way the bytes go, as seen by who posts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Operation {
+    /// From the peer.
+    Read,
+    /// To the peer: what SGLang's prefill does.
+    Write,
+    /// The memory that says could not be read.
+    NotRead,
+}
+
+impl Operation {
+    fn from_number(number: u8) -> Self {
+        match number {
+            0 => Self::Read,
+            1 => Self::Write,
+            _ => Self::NotRead,
+        }
+    }
+}
+
+/// What an engine says of a transfer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(tag = "status", rename_all = "snake_case")]
+pub enum TransferStatus {
+    /// Made or allocated, not posted.
+    NotPosted,
+    /// Under way.
+    InProgress,
+    /// Over, everything arrived.
+    Done,
+    /// Over, with the engine's code: `nixl_status_t`, or Mooncake's `TransferStatusEnum`.
+    Failed {
+        /// The code.
+        code: i32,
+    },
+}
+
+impl TransferStatus {
+    /// Of a `nixl_status_t` (NIXL, `src/api/cpp/nixl_types.h`).
+    pub fn of_nixl(code: i32) -> Self {
+        match code {
+            1 => Self::InProgress,
+            0 => Self::Done,
+            -1 => Self::NotPosted,
+            code => Self::Failed { code },
+        }
+    }
+
+    /// Of a `TransferStatusEnum` (Mooncake, `transport/transport.h`).
+    pub fn of_mooncake(code: i32) -> Self {
+        match code {
+            0 | 1 => Self::InProgress,
+            4 => Self::Done,
+            code => Self::Failed { code },
+        }
+    }
+
+    /// Whether nothing of the transfer is under way any more.
+    pub fn is_terminal(self) -> bool {
+        matches!(self, Self::Done | Self::Failed { .. })
+    }
+}
+
+/// The engine's name of a failure's code.
+pub fn failure_name(engine: Engine, code: i32) -> &'static str {
+    match (engine, code) {
+        (Engine::Nixl, -2) => "INVALID_PARAM",
+        (Engine::Nixl, -3) => "BACKEND",
+        (Engine::Nixl, -4) => "NOT_FOUND",
+        (Engine::Nixl, -5) => "MISMATCH",
+        (Engine::Nixl, -6) => "NOT_ALLOWED",
+        (Engine::Nixl, -7) => "REPOST_ACTIVE",
+        (Engine::Nixl, -8) => "UNKNOWN",
+        (Engine::Nixl, -9) => "NOT_SUPPORTED",
+        (Engine::Nixl, NIXL_REMOTE_DISCONNECT) => "REMOTE_DISCONNECT",
+        (Engine::Nixl, -11) => "CANCELED",
+        (Engine::Nixl, -12) => "NO_TELEMETRY",
+        (Engine::Mooncake, 2) => "INVALID",
+        (Engine::Mooncake, 3) => "CANCELED",
+        (Engine::Mooncake, 5) => "TIMEOUT",
+        (Engine::Mooncake, 6) => "FAILED",
+        _ => "unknown code",
+    }
+}
+
+/// `NIXL_ERR_REMOTE_DISCONNECT`.
+pub const NIXL_REMOTE_DISCONNECT: i32 = -10;
+
+/// How many bytes a transfer moves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Size {
+    /// Bytes.
+    pub bytes: u64,
+    /// Whether they are extrapolated from its first descriptors.
+    pub estimated: bool,
+}
+
+/// Bytes that an application attached to a transfer, or sent beside one.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Notification {
+    /// The bytes, or the first of them.
+    pub bytes: Vec<u8>,
+    /// Whether there are more.
+    pub cut: bool,
+}
+
+impl fmt::Debug for Notification {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Notification({}{})", self.bytes.escape_ascii(), if self.cut { "…" } else { "" })
+    }
+}
+
+/// Where the end of an endpoint was seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ErrorPoint {
+    /// `nixlUcxEp::err_cb`.
+    Nixl,
+    /// `ucp_ep_set_lanes_failed`, `ucp_ep_set_failed`.
+    Ucp,
+    /// `uct_iface_handle_ep_err`.
+    Uct,
+}
+
+/// A call into a transfer engine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NativeEvent {
+    /// A transfer was made; nothing moves yet.
+    Made {
+        /// Which.
+        handle: Handle,
+        /// Which way; Mooncake says so when it is submitted.
+        operation: Option<Operation>,
+        /// Descriptors or requests that it has, or has room for.
+        parts: u64,
+        /// Bytes, where they are known.
+        size: Option<Size>,
+        /// What the peer is to be told when it is done.
+        notification: Option<Notification>,
+    },
+    /// The engine refused to make a transfer.
+    NotMade {
+        /// The engine's code.
+        code: i32,
+    },
+    /// A transfer is being posted: from now on bytes may move.
+    Posting {
+        /// Which.
+        handle: Handle,
+        /// Which way, where this call says.
+        operation: Option<Operation>,
+        /// Bytes of its first request, where this call says.
+        first_length: Option<u64>,
+    },
+    /// What the engine said of a transfer.
+    Status {
+        /// Which.
+        handle: Handle,
+        /// What.
+        status: TransferStatus,
+        /// Bytes that have moved, where the engine says.
+        moved: Option<u64>,
+    },
+    /// What posting a transfer returned, where that is not "in progress".
+    Posted {
+        /// Which.
+        handle: Handle,
+        /// What.
+        status: TransferStatus,
+    },
+    /// A transfer's handle is being released.
+    Releasing {
+        /// Which.
+        handle: Handle,
+        /// The status that it had, where it could be read.
+        status: Option<TransferStatus>,
+    },
+    /// A notification of a peer arrived.
+    NotificationArrived {
+        /// Who sent it, where that could be read.
+        peer: Option<String>,
+        /// What.
+        notification: Notification,
+    },
+    /// A notification was sent.
+    NotificationSent {
+        /// What.
+        notification: Notification,
+    },
+    /// An endpoint was given up.
+    EndpointError {
+        /// Address of the endpoint.
+        endpoint: u64,
+        /// Where that was seen.
+        point: ErrorPoint,
+        /// `ucs_status_t`: −3 IO, −16 CANCELED, −25 CONNECTION_RESET, −80 ENDPOINT_TIMEOUT.
+        status: i8,
+    },
+    /// A work completion with an error.
+    CompletionError {
+        /// `ibv_wc_status`.
+        status: u32,
+        /// The device's own code.
+        vendor_error: u32,
+        /// Number of the queue pair.
+        qp: u32,
+    },
+}
+
+/// The event of a native kind. `detail` is what BPF read of the notification.
+pub(super) fn native_event(kind: Kind, flags: u16, native: &Native, detail: &[u8]) -> Result<NativeEvent, DecodeError> {
+    let &Native { object, value, size } = native;
+    let nixl = Handle { engine: Engine::Nixl, number: object };
+    let mooncake = Handle { engine: Engine::Mooncake, number: object };
+    let code = value as i64 as i32;
+    let unread = flags & flag::DETAIL_FAULT != 0;
+    Ok(match kind {
+        Kind::NixlMade => NativeEvent::Made {
+            handle: nixl,
+            operation: Some(Operation::from_number(value as u8)),
+            parts: value >> 8,
+            size: (size != 0).then_some(Size { bytes: size, estimated: flags & flag::SIZE_ESTIMATED != 0 }),
+            notification: (!detail.is_empty() && !unread).then(|| notification(flags, detail)),
+        },
+        Kind::NixlNotMade => NativeEvent::NotMade { code },
+        Kind::NixlPosting => NativeEvent::Posting { handle: nixl, operation: None, first_length: None },
+        Kind::NixlPosted => NativeEvent::Posted { handle: nixl, status: TransferStatus::of_nixl(code) },
+        Kind::NixlStatus => NativeEvent::Status { handle: nixl, status: TransferStatus::of_nixl(code), moved: None },
+        Kind::NixlReleasing => NativeEvent::Releasing {
+            handle: nixl,
+            status: (value as i64 != STATUS_NOT_READ).then(|| TransferStatus::of_nixl(code)),
+        },
+        Kind::NixlNotificationArrived => match serialised(detail) {
+            Some((peer, bytes, complete)) => NativeEvent::NotificationArrived {
+                peer,
+                notification: Notification { bytes: bytes.to_vec(), cut: !complete },
+            },
+            None => NativeEvent::NotificationArrived { peer: None, notification: notification(flags, detail) },
+        },
+        Kind::NixlNotificationSent => match serialised(detail).filter(|_| value != 0) {
+            Some((_, bytes, complete)) => {
+                NativeEvent::NotificationSent { notification: Notification { bytes: bytes.to_vec(), cut: !complete } }
+            }
+            None => NativeEvent::NotificationSent { notification: notification(flags, detail) },
+        },
+        Kind::MooncakeAllocated => {
+            NativeEvent::Made { handle: mooncake, operation: None, parts: value, size: None, notification: None }
+        }
+        Kind::MooncakeSubmitting => NativeEvent::Posting {
+            handle: mooncake,
+            operation: Some(Operation::from_number(value as u8)),
+            first_length: (!unread).then_some(size),
+        },
+        Kind::MooncakeNotSubmitted => NativeEvent::Posted { handle: mooncake, status: TransferStatus::Failed { code } },
+        Kind::MooncakeStatus => {
+            NativeEvent::Status { handle: mooncake, status: TransferStatus::of_mooncake(code), moved: Some(size) }
+        }
+        Kind::MooncakeFreed => NativeEvent::Releasing { handle: mooncake, status: status_of_freed(value, size) },
+        Kind::EndpointError => NativeEvent::EndpointError {
+            endpoint: object,
+            point: match value >> 8 {
+                0 => ErrorPoint::Nixl,
+                1 => ErrorPoint::Ucp,
+                2 => ErrorPoint::Uct,
+                _ => return Err(DecodeError::BadValue),
+            },
+            status: value as i8,
+        },
+        Kind::CompletionError => {
+            NativeEvent::CompletionError { status: value as u32, vendor_error: (value >> 32) as u32, qp: size as u32 }
+        }
+        _ => return Err(DecodeError::UnknownKind),
+    })
+}
+
+/// What became of a batch, from what its tasks said when it was freed and what freeing it returned: Mooncake refuses to
+/// free one with a task whose end it was not asked for, and its Python side gives up all tasks when one has failed.
+fn status_of_freed(value: u64, size: u64) -> Option<TransferStatus> {
+    const FAILED: i32 = 6;
+    let (incomplete, failed) = (size as u32, (size >> 32) as u32);
+    let all_read = value & batch::NOT_ALL_READ == 0;
+    let freed = (value & batch::RESULT_NOT_SEEN == 0).then_some(value as u16 == 0);
+    if incomplete > 0 {
+        return Some(TransferStatus::InProgress);
+    }
+    match (all_read, freed) {
+        (true, _) | (false, Some(true)) if failed > 0 => Some(TransferStatus::Failed { code: FAILED }),
+        (true, _) | (false, Some(true)) => Some(TransferStatus::Done),
+        (false, Some(false)) => Some(TransferStatus::InProgress),
+        (false, None) => None,
+    }
+}
+
+fn notification(flags: u16, detail: &[u8]) -> Notification {
+    let cut = flags & (flag::DETAIL_TRUNCATED | flag::DETAIL_FAULT) != 0;
+    Notification { bytes: detail.to_vec(), cut }
+}
+
+/// Sender and message of a notification as NIXL's UCX plugin serialises it (`nixlSerDes`: a tag, a little-endian `u64`
+/// length, that many bytes, `|`), and whether the message is complete.
+fn serialised(data: &[u8]) -> Option<(Option<String>, &[u8], bool)> {
+    let after = data.strip_prefix(b"nixlSerDes|name")?;
+    let (peer, whole, after) = field(after)?;
+    if !whole {
+        return None;
+    }
+    let (message, whole, _) = field(after.strip_prefix(b"|msg")?)?;
+    Some((std::str::from_utf8(peer).ok().map(str::to_owned), message, whole))
+}
+
+/// A length and that many bytes, or as many as there are; whether all were there; what follows.
+fn field(data: &[u8]) -> Option<(&[u8], bool, &[u8])> {
+    let (length, data) = data.split_first_chunk::<8>()?;
+    let length = usize::try_from(u64::from_le_bytes(*length)).ok()?;
+    Some(match data.split_at_checked(length) {
+        Some((bytes, after)) => (bytes, true, after),
+        None => (data, false, &[]),
+    })
+}
+
+#[cfg(test)]
+#[path = "native_tests.rs"]
+mod tests;

@@ -1,0 +1,182 @@
+//! Probes on the libraries of one process: attached, taken off, accounted for.
+
+use std::{num::NonZeroU32, path::Path};
+
+use aya::programs::{
+    UProbe,
+    uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeLinkId, UProbeScope},
+};
+use dislodge_ebpf::process::AttachCookie;
+
+use super::{
+    AttachError, Kernel,
+    plan::{Planned, ProbeReport, ProbeState, Site, plan},
+    probe::{PROBES, ProbeSet},
+};
+use crate::{
+    event::ProcessKey,
+    target::{library::MappedLibrary, symbol::SymbolTable},
+};
+
+/// A program that is attached to a function.
+#[derive(Debug)]
+pub(super) struct Link {
+    pub(super) program: &'static str,
+    pub(super) id: UProbeLinkId,
+}
+
+/// Whether return probes may be used on this node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ReturnProbes {
+    /// A process under a container's seccomp filter survives them.
+    Allowed,
+    /// They are not attached.
+    Refused {
+        /// Why, for people.
+        why: String,
+    },
+}
+
+impl Kernel {
+    /// Puts the probes of `sets` that belong to a library on it, for one process only. Each row says what became of it;
+    /// rows of other sets say that they are on demand.
+    pub fn attach_library(
+        &mut self,
+        key: ProcessKey,
+        library: &MappedLibrary,
+        sets: &[ProbeSet],
+        returns: &ReturnProbes,
+    ) -> Vec<ProbeReport> {
+        let mut links = Vec::new();
+        let rows = self.attach_sets(key, library, sets, returns, &mut links);
+        match self.traced.get_mut(&key) {
+            Some(traced) => traced.links.append(&mut links),
+            None => self.drop_links(key, links),
+        }
+        rows
+    }
+
+    pub(super) fn attach_sets(
+        &mut self,
+        key: ProcessKey,
+        library: &MappedLibrary,
+        sets: &[ProbeSet],
+        returns: &ReturnProbes,
+        links: &mut Vec<Link>,
+    ) -> Vec<ProbeReport> {
+        let planned = match SymbolTable::read(&library.path) {
+            Ok(symbols) => plan(library.role, &symbols),
+            Err(error) => PROBES
+                .iter()
+                .filter(|spec| spec.role == library.role)
+                .map(|spec| Planned::Unusable(spec, error.to_string()))
+                .collect(),
+        };
+        planned
+            .into_iter()
+            .map(|planned| {
+                let spec = planned.spec();
+                let state = match planned {
+                    Planned::Missing(_) => ProbeState::Missing,
+                    Planned::Unusable(_, why) => ProbeState::Refused { why },
+                    Planned::At(site) if sets.contains(&spec.set) => {
+                        self.attach_site(key, library, &site, returns, links)
+                    }
+                    Planned::At(_) => ProbeState::OnDemand,
+                };
+                let library = library.name.clone();
+                ProbeReport {
+                    role: spec.role,
+                    library,
+                    function: spec.function,
+                    required: spec.required,
+                    set: spec.set,
+                    state,
+                }
+            })
+            .collect()
+    }
+
+    pub(super) fn drop_links(&mut self, key: ProcessKey, links: Vec<Link>) {
+        for link in links {
+            if let Some(program) = self.program(link.program)
+                && let Err(error) = program.detach(link.id)
+            {
+                tracing::warn!(pid = key.pid, program = link.program, %error, "cannot detach");
+            }
+        }
+    }
+
+    fn attach_site(
+        &mut self,
+        key: ProcessKey,
+        library: &MappedLibrary,
+        site: &Site,
+        returns: &ReturnProbes,
+        links: &mut Vec<Link>,
+    ) -> ProbeState {
+        let exit = match (site.spec.exit, returns) {
+            (None, _) => None,
+            (Some(program), ReturnProbes::Allowed) => Some(program),
+            (Some(_), ReturnProbes::Refused { why }) if site.spec.entry_is_useful_alone => {
+                let mut alone = site.clone();
+                alone.parameter |= AttachCookie::ENTRY_ONLY;
+                return match self.attach_program(key, library, &alone, site.spec.entry, links) {
+                    Ok(()) => ProbeState::EntryOnly { why: why.clone() },
+                    Err(why) => ProbeState::Refused { why },
+                };
+            }
+            (Some(_), ReturnProbes::Refused { why }) => return ProbeState::Refused { why: why.clone() },
+        };
+        // The return first: an entry whose return is not probed would leave its call in the map.
+        let mut attached = Ok(());
+        for program in exit.into_iter().chain([site.spec.entry]) {
+            attached = attached.and_then(|()| self.attach_program(key, library, site, program, links));
+        }
+        match attached {
+            Ok(()) => ProbeState::Attached,
+            Err(why) => ProbeState::Refused { why },
+        }
+    }
+
+    fn attach_program(
+        &mut self,
+        key: ProcessKey,
+        library: &MappedLibrary,
+        site: &Site,
+        program: &'static str,
+        links: &mut Vec<Link>,
+    ) -> Result<(), String> {
+        if let Some(error) = self.not_loaded.get(program) {
+            return Err(format!("the kernel refuses the program: {error}"));
+        }
+        let slot = self.slot(key).map_err(|error| error.to_string())?;
+        let cookie = AttachCookie { slot, parameter: site.parameter };
+        let id = self
+            .attach_uprobe(key, program, &library.path, site.file_offset, cookie)
+            .map_err(|error| error.to_string())?;
+        links.push(Link { program, id });
+        Ok(())
+    }
+
+    pub(super) fn attach_uprobe(
+        &mut self,
+        key: ProcessKey,
+        name: &'static str,
+        file: &Path,
+        file_offset: u64,
+        cookie: AttachCookie,
+    ) -> Result<UProbeLinkId, AttachError> {
+        let pid = NonZeroU32::new(key.pid).ok_or(AttachError::NoProcess)?;
+        let point = UProbeAttachPoint {
+            location: UProbeAttachLocation::AbsoluteOffset(file_offset),
+            cookie: Some(cookie.to_bits()),
+        };
+        let program = self.program(name).ok_or(AttachError::Missing(name))?;
+        Ok(program.attach(point, file, UProbeScope::OneProcess(pid))?)
+    }
+
+    pub(super) fn program(&mut self, name: &str) -> Option<&mut UProbe> {
+        self.ebpf.program_mut(name)?.try_into().ok()
+    }
+}

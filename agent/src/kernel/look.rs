@@ -1,0 +1,87 @@
+//! A look: probes on functions that are too busy to be probed always, for a moment, on one process.
+
+use aya::maps::MapError;
+use dislodge_ebpf::look::{CompletionKey, Completions, PollKey, Polls};
+
+use super::{
+    Kernel,
+    attach::{Link, ReturnProbes},
+    plan::{ProbeReport, ProbeState},
+    probe::ProbeSet,
+};
+use crate::{event::ProcessKey, target::library::MappedLibrary};
+
+/// Probes that somebody looks through. To be ended with [`Kernel::end_look`], or they stay.
+#[derive(Debug)]
+pub struct Look {
+    key: ProcessKey,
+    links: Vec<Link>,
+}
+
+/// What a look saw.
+#[derive(Debug, Default)]
+pub struct Seen {
+    /// Polls, by handle or batch.
+    pub polls: Vec<(u64, Polls)>,
+    /// Completions since they were counted first.
+    pub completions: Vec<(CompletionKey, Completions)>,
+}
+
+impl Kernel {
+    /// Attaches the probes of a set. Fails when none could be, with what the table says.
+    pub fn begin_look(
+        &mut self,
+        key: ProcessKey,
+        libraries: &[MappedLibrary],
+        set: ProbeSet,
+        returns: &ReturnProbes,
+    ) -> Result<Look, Vec<ProbeReport>> {
+        let mut look = Look { key, links: Vec::new() };
+        let mut rows = Vec::new();
+        for library in libraries {
+            rows.extend(self.attach_sets(key, library, &[set], returns, &mut look.links));
+        }
+        rows.retain(|row| row.set == set);
+        if rows.iter().any(|row| row.state == ProbeState::Attached) { Ok(look) } else { Err(rows) }
+    }
+
+    /// Takes the probes off again and hands out what they counted.
+    pub fn end_look(&mut self, look: Look) -> Seen {
+        self.drop_links(look.key, look.links);
+        let Some(slot) = self.traced.get(&look.key).map(|traced| traced.slot) else { return Seen::default() };
+        let seen = Seen { polls: self.polls_of(slot), completions: self.completions_of(slot) };
+        for (object, _) in &seen.polls {
+            let key = PollKey { slot: slot.into(), object: *object };
+            // Gone already is as good.
+            let _ = self.polls.remove(&zerocopy::transmute!(key));
+        }
+        seen
+    }
+
+    /// The completions of a process that were counted so far.
+    pub fn completions(&self, key: ProcessKey) -> Vec<(CompletionKey, Completions)> {
+        self.traced.get(&key).map(|traced| self.completions_of(traced.slot)).unwrap_or_default()
+    }
+
+    fn polls_of(&self, slot: u32) -> Vec<(u64, Polls)> {
+        entries(self.polls.iter(), |raw| zerocopy::transmute!(raw), |raw| zerocopy::transmute!(raw))
+            .filter(|(key, _): &(PollKey, Polls)| key.slot == u64::from(slot))
+            .map(|(key, polls)| (key.object, polls))
+            .collect()
+    }
+
+    fn completions_of(&self, slot: u32) -> Vec<(CompletionKey, Completions)> {
+        entries(self.completions.iter(), |raw| zerocopy::transmute!(raw), |raw| zerocopy::transmute!(raw))
+            .filter(|(key, _): &(CompletionKey, Completions)| key.slot == slot)
+            .collect()
+    }
+}
+
+/// Entries that vanish while they are read are left out.
+fn entries<RawKey, RawValue, Key, Value>(
+    entries: impl Iterator<Item = Result<(RawKey, RawValue), MapError>>,
+    key: impl Fn(RawKey) -> Key,
+    value: impl Fn(RawValue) -> Value,
+) -> impl Iterator<Item = (Key, Value)> {
+    entries.filter_map(Result::ok).map(move |(raw_key, raw_value)| (key(raw_key), value(raw_value)))
+}

@@ -1,0 +1,155 @@
+//! Which probes belong where in one library, and what became of them. Pure: the file's code in, a plan out.
+
+use serde::Serialize;
+
+use super::probe::{PROBES, Parameter, ProbeSet, ProbeSpec};
+use crate::target::{
+    code::{ENTRY_BYTES, Prologue, entry_point, status_offset},
+    library::LibraryRole,
+    symbol::{SymbolError, SymbolTable},
+};
+
+/// Longest code of a function that is decoded, in bytes.
+const MAX_CODE: usize = 1 << 14;
+
+/// What became of a probe.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(tag = "state", rename_all = "snake_case")]
+pub enum ProbeState {
+    /// It is attached.
+    Attached,
+    /// Only its entry is attached: what it returns is not seen.
+    EntryOnly {
+        /// Why.
+        why: String,
+    },
+    /// It is attached when somebody looks.
+    OnDemand,
+    /// The library has no such function: another release.
+    Missing,
+    /// The kernel, or the agent, would not.
+    Refused {
+        /// Why.
+        why: String,
+    },
+}
+
+impl ProbeState {
+    /// Label value of metrics.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Attached => "attached",
+            Self::EntryOnly { .. } => "entry_only",
+            Self::OnDemand => "on_demand",
+            Self::Missing => "missing",
+            Self::Refused { .. } => "refused",
+        }
+    }
+}
+
+/// A row of the table of probes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ProbeReport {
+    /// The kind of library.
+    pub role: LibraryRole,
+    /// File name of the library.
+    pub library: String,
+    /// The function.
+    pub function: &'static str,
+    /// Whether transfers can't be followed without it.
+    pub required: bool,
+    /// When it is attached.
+    pub set: ProbeSet,
+    /// What became of it.
+    #[serde(flatten)]
+    pub state: ProbeState,
+}
+
+/// Where a probe belongs.
+#[derive(Clone, Debug)]
+pub struct Site {
+    /// What it is for.
+    pub spec: &'static ProbeSpec,
+    /// The function's mangled name.
+    pub symbol: String,
+    /// Where in the file, in bytes: behind an `endbr64` where there is one.
+    pub file_offset: u64,
+    /// What the program is told.
+    pub parameter: u32,
+    /// The instruction that the kernel has to step over: what a hit costs depends on it.
+    pub prologue: Prologue,
+}
+
+/// A probe of the table, for one library.
+#[derive(Clone, Debug)]
+pub enum Planned {
+    /// It belongs here.
+    At(Site),
+    /// No form of the function is in the library.
+    Missing(&'static ProbeSpec),
+    /// The library cannot be used for it.
+    Unusable(&'static ProbeSpec, String),
+}
+
+/// Where each probe of a role belongs in a library.
+pub fn plan(role: LibraryRole, symbols: &SymbolTable) -> Vec<Planned> {
+    let mut planned: Vec<Planned> = Vec::new();
+    for spec in PROBES.iter().filter(|spec| spec.role == role) {
+        let found = symbols.resolve(&spec.symbol);
+        for symbol in &found {
+            let site = symbols.code(symbol, ENTRY_BYTES).and_then(|code| {
+                let entry = entry_point(symbols.architecture(), &code);
+                Ok(Site {
+                    spec,
+                    symbol: symbol.name.clone(),
+                    file_offset: symbol.file_offset + entry.skip,
+                    parameter: parameter(spec, symbols, symbol)?,
+                    prologue: entry.prologue,
+                })
+            });
+            planned.push(match site {
+                Ok(site) => Planned::At(site),
+                Err(error) => Planned::Unusable(spec, error.to_string()),
+            });
+        }
+        if found.is_empty() {
+            planned.push(Planned::Missing(spec));
+        }
+    }
+    // One form of a function is enough.
+    let there: Vec<&str> =
+        planned.iter().filter(|planned| !matches!(planned, Planned::Missing(_))).map(|it| it.spec().function).collect();
+    planned.retain(|it| !matches!(it, Planned::Missing(spec) if there.contains(&spec.function)));
+    planned.dedup_by(|a, b| matches!((a, b), (Planned::Missing(a), Planned::Missing(b)) if a.function == b.function));
+    planned
+}
+
+impl Planned {
+    /// The row of the table.
+    pub fn spec(&self) -> &'static ProbeSpec {
+        match self {
+            Self::At(site) => site.spec,
+            Self::Missing(spec) | Self::Unusable(spec, _) => spec,
+        }
+    }
+}
+
+fn parameter(
+    spec: &ProbeSpec,
+    symbols: &SymbolTable,
+    symbol: &crate::target::symbol::Symbol,
+) -> Result<u32, SymbolError> {
+    match spec.parameter {
+        Parameter::Fixed(number) => Ok(number),
+        Parameter::StatusOffset => {
+            let code = symbols.code(symbol, MAX_CODE)?;
+            Ok(status_offset(symbols.architecture(), &code).unwrap_or(0))
+        }
+    }
+}
+
+/// Whether each transfer of the library's engine is seen: its posting and its end.
+pub fn is_complete(rows: &[ProbeReport]) -> bool {
+    let mut required = rows.iter().filter(|row| row.required).peekable();
+    required.peek().is_some() && required.all(|row| row.state == ProbeState::Attached)
+}

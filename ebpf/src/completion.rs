@@ -1,0 +1,156 @@
+//! The programs on the paths of completions: UCX's, Mooncake's, libibverbs providers'. Counted in a map, since there may
+//! be a million a second; only errors are events.
+
+use aya_ebpf::{
+    helpers::bpf_ktime_get_ns,
+    macros::{map, uprobe, uretprobe},
+    maps::HashMap,
+    programs::{ProbeContext, RetProbeContext},
+};
+use dislodge_ebpf::{
+    look::{CompletionKey, CompletionPoint, Completions},
+    wire::{ErrorPoint, Kind, Native},
+};
+
+use crate::{
+    abi::{argument, read, result},
+    call::{Call, Function, entered, returned},
+    emit::{Traced, bump_by},
+};
+
+/// Size of `struct ibv_wc` and the offsets in it (libibverbs, `infiniband/verbs.h`).
+const WORK_COMPLETION: u64 = 48;
+const WC_STATUS: u64 = 8;
+const WC_VENDOR_ERROR: u64 = 16;
+const WC_QP_NUMBER: u64 = 28;
+/// Work completions of one poll that are looked at; Mooncake and UCX ask for 16 to 64.
+const POLLED: u64 = 64;
+/// Offset of the status in `ucp_request_t`'s `uct_completion_t`.
+const UCP_STATUS: u64 = 12;
+
+/// Filled by the programs, read and emptied by the agent.
+#[map]
+pub static COMPLETIONS: HashMap<CompletionKey, Completions> = HashMap::with_max_entries(4096, 0);
+
+#[inline(always)]
+fn count(process: &Traced, point: CompletionPoint, status: i16, number: u64) {
+    let key = CompletionKey { slot: process.slot(), point: point as u16, status };
+    if COMPLETIONS.get_ptr_mut(key).is_none() {
+        // Whoever else inserts it now, inserts the same zeroes.
+        let _ = COMPLETIONS.insert(key, Completions::default(), 1);
+    }
+    match COMPLETIONS.get_ptr_mut(key) {
+        Some(completions) => {
+            // SAFETY: the value lives at least as long as this program runs; counts are atomic, the time is one store.
+            unsafe {
+                bump_by(&raw mut (*completions).count, number);
+                (&raw mut (*completions).last_ns).write_volatile(bpf_ktime_get_ns());
+            }
+        }
+        None => process.count_calls_full(),
+    }
+}
+
+/// Entry of `RdmaContext::poll(n, ibv_wc *)`.
+#[uprobe]
+pub fn mooncake_poll(ctx: ProbeContext) -> u32 {
+    if let Some((process, _)) = Traced::of_probe(&ctx)
+        && let Some(completions) = argument(&ctx, 2)
+    {
+        entered(&process, Function::MooncakePoll, Call([completions, 0, 0, 0, 0]));
+    }
+    0
+}
+
+/// Return of `RdmaContext::poll`: how many work completions there were.
+#[uretprobe]
+pub fn mooncake_polled(ctx: RetProbeContext) -> u32 {
+    polled(&ctx, Function::MooncakePoll, CompletionPoint::MooncakePoll);
+    0
+}
+
+/// Entry of a provider's `poll_cq(cq, n, ibv_wc *)`.
+#[uprobe]
+pub fn verbs_poll_cq(ctx: ProbeContext) -> u32 {
+    if let Some((process, _)) = Traced::of_probe(&ctx)
+        && let Some(completions) = argument(&ctx, 2)
+    {
+        entered(&process, Function::VerbsPollCq, Call([completions, 0, 0, 0, 0]));
+    }
+    0
+}
+
+/// Return of a provider's `poll_cq`.
+#[uretprobe]
+pub fn verbs_polled_cq(ctx: RetProbeContext) -> u32 {
+    polled(&ctx, Function::VerbsPollCq, CompletionPoint::VerbsPollCq);
+    0
+}
+
+#[inline(always)]
+fn polled(ctx: &RetProbeContext, function: Function, point: CompletionPoint) -> Option<()> {
+    let (process, _) = Traced::of_probe(ctx)?;
+    let Call([completions, ..]) = returned(&process, function)?;
+    let number = result(ctx) as i32;
+    if number <= 0 {
+        return Some(());
+    }
+    let mut n = 0;
+    while n < POLLED && n < number as u64 {
+        let completion = completions + n * WORK_COMPLETION;
+        let status = read::<u32>(completion + WC_STATUS)?;
+        count(&process, point, status as i16, 1);
+        if status != 0 {
+            let vendor_error = read::<u32>(completion + WC_VENDOR_ERROR).unwrap_or(0);
+            process.emit_native(
+                Kind::CompletionError,
+                0,
+                Native {
+                    object: read::<u64>(completion).unwrap_or(0),
+                    value: u64::from(status) | u64::from(vendor_error) << 32,
+                    size: u64::from(read::<u32>(completion + WC_QP_NUMBER).unwrap_or(0)),
+                },
+            );
+        }
+        n += 1;
+    }
+    Some(())
+}
+
+/// Entry of `uct_rc_ep_send_op_completion_handler`: a work request of UCX succeeded.
+#[uprobe]
+pub fn uct_operation_completed(ctx: ProbeContext) -> u32 {
+    if let Some((process, _)) = Traced::of_probe(&ctx) {
+        count(&process, CompletionPoint::UctRcOperation, 0, 1);
+    }
+    0
+}
+
+/// Entry of `ucp_proto_request_zcopy_completion(uct_completion_t *)`: a request of UCX ended.
+#[uprobe]
+pub fn ucp_request_completed(ctx: ProbeContext) -> u32 {
+    if let Some((process, _)) = Traced::of_probe(&ctx)
+        && let Some(completion) = argument(&ctx, 0)
+    {
+        let status = read::<i8>(completion + UCP_STATUS).unwrap_or(i8::MIN);
+        count(&process, CompletionPoint::UcpRequest, i16::from(status), 1);
+    }
+    0
+}
+
+/// Entry of a function that gives up an endpoint. The probe's parameter is the [`ErrorPoint`]; each takes the
+/// `ucs_status_t` (one byte, negative) as its third argument.
+#[uprobe]
+pub fn endpoint_error(ctx: ProbeContext) -> u32 {
+    if let Some((process, point)) = Traced::of_probe(&ctx)
+        && let (Some(endpoint), Some(status)) = (argument(&ctx, object_argument(point)), argument(&ctx, 2))
+    {
+        let value = u64::from(status as u8) | u64::from(point) << 8;
+        process.emit_native(Kind::EndpointError, 0, Native { object: endpoint, value, size: 0 });
+    }
+    0
+}
+
+const fn object_argument(point: u32) -> usize {
+    if point == ErrorPoint::UcpEndpoint as u32 { 0 } else { 1 }
+}
