@@ -1,5 +1,6 @@
 //! The kernel's side: the BPF object, the probes on the servers' markers, the ring.
 
+pub mod canary;
 pub mod preflight;
 pub mod ring;
 
