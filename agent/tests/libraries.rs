@@ -152,7 +152,8 @@ fn a_file_system_that_only_the_process_sees_is_no_obstacle() {
         r#"mount -t tmpfs none "$1" && cp "$2" "$1/libibverbs.so.1" && exec "$3" -c "$4" "$1/libibverbs.so.1""#;
     command.args(["--mount", "sh", "-c", script, "sh"]).arg(folder.path()).arg(marker());
     command.arg(python().unwrap()).arg(LOADER);
-    let found = Loader::spawn(command).only();
+    let loader = Loader::spawn(command);
+    let found = loader.only();
     assert!(!folder.path().join("libibverbs.so.1").exists(), "it is there for the process alone");
     assert_eq!((found.role, found.presence), (LibraryRole::Ibverbs, Presence::Present));
     assert_eq!(fs::read(&found.path).unwrap(), fs::read(marker()).unwrap());
@@ -252,12 +253,13 @@ fn libraries_below(folder: &Path) -> Vec<(LibraryRole, PathBuf)> {
     found
 }
 
-/// Where `nixlXferReqH` has its status, by release (facts: disassembled and read live).
+/// Where `nixlXferReqH` has its status, by release: what `releaseXferReq` compares and `getXferStatus` writes, as
+/// disassembled by another tool.
 fn status_offset(release: &str) -> u32 {
     let mut numbers = release.split('.').map(|number| number.parse().unwrap_or(0));
     match (numbers.next().unwrap(), numbers.next().unwrap()) {
-        (0, _) | (1, 0) => 0x68,
-        (1, 1..=3) => 0xa8,
+        (0, _) | (1, 0..=1) => 0x68,
+        (1, 2..=3) => 0xa8,
         (1, 4) => 0xb0,
         _ => 0xb8,
     }
@@ -342,7 +344,8 @@ fn stripped_ucx_libraries_have_their_exported_functions() {
 fn the_libraries_of_a_process_that_loaded_nixl_are_the_wheels() {
     let (Some(()), Some(wheels)) = (needs(rights()), needs(wheels("nixl"))) else { return };
     let Some((_, folder)) = wheels.into_iter().find(|(release, _)| release == "1.5.1") else {
-        return drop(needs::<()>(Err("nixl 1.5.1 is not among the wheels".to_owned())));
+        needs::<()>(Err("nixl 1.5.1 is not among the wheels".to_owned()));
+        return;
     };
     let (_, path) = libraries_below(&folder).into_iter().find(|(role, _)| *role == LibraryRole::Nixl).unwrap();
     let found = Loader::start(&[&path]).only();

@@ -80,7 +80,7 @@ fn prologue(first: Option<&Instruction>) -> Prologue {
 
 /// Where `nixlXferReqH` keeps its status, in bytes, from the code of `nixlAgent::releaseXferReq`: the handle is not laid
 /// out alike in any two series of releases, but this function compares its status with `NIXL_IN_PROG` once (104 in
-/// 0.3–1.0, 168 in 1.1–1.3, 176 in 1.4, 184 in 1.5.1). Nothing where the code shows none, or more than one candidate;
+/// 0.3–1.1, 168 in 1.2–1.3, 176 in 1.4, 184 in 1.5.1). Nothing where the code shows none, or more than one candidate;
 /// x86-64 only.
 pub fn status_offset(architecture: Architecture, code: &[u8]) -> Option<u32> {
     if architecture != Architecture::X86_64 || code.len() > MAX_CODE {

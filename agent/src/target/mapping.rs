@@ -187,7 +187,7 @@ impl Mapping {
     /// Whether the file is still where it was.
     pub fn presence(&self, pid: u32) -> Presence {
         // Any file may be *called* "… (deleted)". Then that very path leads to it.
-        if self.name.ends_with(DELETED) && !self.paths(pid).any(|path| self.is_file_at(&path)) {
+        if self.name.ends_with(DELETED) && !paths(pid, &self.name).iter().any(|path| self.is_file_at(path)) {
             Presence::Deleted
         } else {
             Presence::Present
@@ -215,28 +215,15 @@ impl Mapping {
 
     fn path_in_root(&self, pid: u32, mapping: io::Error) -> Result<PathBuf, OpenError> {
         let mut failure = None;
-        for path in self.paths(pid) {
+        for path in [&self.name, self.path()].into_iter().flat_map(|name| paths(pid, name)) {
             match fs::metadata(&path) {
                 Ok(_) if self.is_file_at(&path) => return Ok(path),
-                Ok(_) => {}
+                Ok(_) => return Err(OpenError::Replaced(mapping)),
                 Err(error) => failure = Some(error),
             }
         }
-        Err(match failure {
-            Some(path) => OpenError::Unreachable { mapping, path },
-            None => OpenError::Replaced(mapping),
-        })
-    }
-
-    /// What the name may mean: the kernel escapes a newline but not the backslash it escapes it with.
-    fn paths(&self, pid: u32) -> impl Iterator<Item = PathBuf> {
-        let unescaped = unescape_newlines(&self.name);
-        let escaped = (unescaped != self.name).then(|| self.name.clone());
-        [Some(unescaped), escaped].into_iter().flatten().filter(|name| name.starts_with(b"/")).map(move |name| {
-            let mut path = format!("/proc/{pid}/root").into_bytes();
-            path.extend(name);
-            PathBuf::from(OsStr::from_bytes(&path))
-        })
+        let path = failure.unwrap_or_else(|| io::ErrorKind::NotFound.into());
+        Err(OpenError::Unreachable { mapping, path })
     }
 
     fn is_file_at(&self, path: &PathBuf) -> bool {
@@ -247,6 +234,19 @@ impl Mapping {
             self.file == Some(found)
         })
     }
+}
+
+/// Where a name leads in the root of a process. The kernel escapes a newline, but not the backslash it escapes it with:
+/// such a name may mean two things.
+fn paths(pid: u32, name: &[u8]) -> Vec<PathBuf> {
+    let unescaped = unescape_newlines(name);
+    let mut names = vec![name];
+    if unescaped != name {
+        names.push(&unescaped);
+    }
+    let root = format!("/proc/{pid}/root").into_bytes();
+    let path = |name: &&[u8]| PathBuf::from(OsStr::from_bytes(&[&root, *name].concat()));
+    names.iter().filter(|name| name.starts_with(b"/")).map(path).collect()
 }
 
 fn unescape_newlines(name: &[u8]) -> Vec<u8> {

@@ -127,7 +127,9 @@ impl SymbolTable {
             {
                 let (address, size) = (symbol.st_value(endian), symbol.st_size(endian));
                 let Some(file_offset) = file_offset(&code, address) else { continue };
-                let Some(name) = name_at(strings, symbol.st_name(endian)) else { continue };
+                let Some(name) = name_at(strings, symbol.st_name(endian)).filter(|name| is_function(name)) else {
+                    continue;
+                };
                 self.keep(name, address, file_offset, size)?;
             }
         }
@@ -247,6 +249,12 @@ fn name_at(strings: &[u8], offset: u32) -> Option<&[u8]> {
     let rest = rest.get(..=MAX_NAME).unwrap_or(rest);
     let length = rest.iter().position(|byte| *byte == 0)?;
     rest.get(..length).filter(|name| !name.is_empty())
+}
+
+/// Whether a name is a function's, and not that of a piece which the compiler split off it or made a variant of
+/// (`….cold`, `….part.0`, `….constprop.0`): no caller enters those with the function's arguments.
+fn is_function(name: &[u8]) -> bool {
+    !name.contains(&b'.')
 }
 
 fn file_offset(code: &[Code], address: u64) -> Option<u64> {
@@ -375,6 +383,13 @@ mod tests {
         assert_eq!(name_at(b"a", 0), None, "not terminated");
         assert_eq!(name_at(b"\0", 0), None);
         assert_eq!(name_at(b"a\0", 9), None);
+    }
+
+    #[test]
+    fn what_the_compiler_split_off_is_no_function() {
+        assert!(is_function(b"_ZNK9nixlAgent14releaseXferReqEP12nixlXferReqH"));
+        assert!(!is_function(b"_ZNK9nixlAgent14releaseXferReqEP12nixlXferReqH.cold"));
+        assert!(!is_function(b"ucp_ep_set_failed.part.0"));
     }
 
     #[test]
