@@ -2,6 +2,7 @@
 //!
 //! Exit status: 0 done, 1 it does not work here or now (the message says why), 2 wrong input.
 
+mod canary;
 mod check;
 mod demo;
 mod doctor;
@@ -39,6 +40,9 @@ enum Command {
     Doctor(doctor::Doctor),
     /// Look at the rules
     Rules(rules::Rules),
+    /// What the agent starts itself, to learn whether return probes are safe on this kernel
+    #[command(hide = true, name = dislodge::kernel::canary::SUBCOMMAND)]
+    Canary,
 }
 
 /// How output is written.
@@ -86,6 +90,7 @@ impl Cli {
             Command::Check(check) => check.run(),
             Command::Doctor(doctor) => doctor.run(),
             Command::Rules(rules) => rules.run(),
+            Command::Canary => canary::run(),
         }
     }
 }

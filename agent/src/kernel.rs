@@ -1,6 +1,7 @@
-//! The kernel's side: the BPF object, the probes on the servers' markers, the ring.
+//! The kernel's side: the BPF object, the probes on the servers' markers and transfer engines, the ring.
 
 pub mod attach;
+pub mod canary;
 pub mod look;
 pub mod plan;
 pub mod preflight;

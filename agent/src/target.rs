@@ -1,9 +1,15 @@
-//! The servers of this node: which processes, whether the hook is in them, where its marker is.
+//! The servers of this node: which processes, whether the hook is in them, where its marker is, which libraries of the
+//! transfer path they have loaded and where in those to put a probe.
 
+pub mod code;
 pub mod discover;
 pub mod hook;
+pub mod library;
+pub mod mapping;
 pub mod marker;
 pub mod memory;
+pub mod symbol;
+pub mod verbs;
 
 use serde::Serialize;
 

@@ -1,22 +1,19 @@
 //! Finds `dislodge_mark` in a process: by its mapping, through the mapping, so that containers, deleted files and
 //! memory files are all the same.
 
-use std::{
-    fs::{self, File},
-    io::{self, Read as _},
-    path::PathBuf,
-};
+use std::path::{Path, PathBuf};
 
-use object::{Object as _, ObjectSegment as _, ObjectSymbol as _};
+use super::{
+    code::{self, Prologue},
+    mapping::{self, Mapping, MappingError, OpenError},
+    symbol::{SymbolError, SymbolPattern, SymbolTable},
+};
 
 /// The hook's marker function.
 pub const MARKER_SYMBOL: &str = "dislodge_mark";
 
-/// A mapped file of this name part may be the hook's marker library (`dislodge_hook/marker/x86_64.so`).
-const MARKER_LIBRARY: &str = "dislodge_hook/marker/";
-
-/// Largest file that is parsed: the marker library has a few kilobytes; a server may map anything under its name.
-const MAX_LIBRARY: u64 = 1 << 20;
+/// A mapped file with this in its path may be the hook's marker library (`dislodge_hook/marker/x86_64.so`).
+const MARKER_LIBRARY: &[u8] = b"dislodge_hook/marker/";
 
 /// Where to put the probe.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,72 +28,78 @@ pub struct MarkerSite {
 #[derive(Debug, thiserror::Error)]
 pub enum MarkerError {
     /// The process cannot be looked at.
-    #[error("cannot read the mappings of the process: {0}")]
-    Mappings(io::Error),
+    #[error(transparent)]
+    Mappings(#[from] MappingError),
     /// No library of that name is mapped.
     #[error("the hook's marker library is not mapped")]
     NotMapped,
-    /// The library cannot be read.
-    #[error("cannot read the marker library: {0}")]
-    Unreadable(io::Error),
-    /// The library is not one.
+    /// The library cannot be opened.
+    #[error("the hook's marker library: {0}")]
+    Unreachable(#[from] OpenError),
+    /// The library cannot be read, or is not one.
+    #[error("the hook's marker library: {0}")]
+    Unreadable(#[from] SymbolError),
+    /// The library is not the hook's.
     #[error("the mapped marker library is not one that this agent can use: {0}")]
     Unusable(&'static str),
 }
 
 /// Finds the marker of a process.
 pub fn find(pid: u32) -> Result<MarkerSite, MarkerError> {
-    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).map_err(MarkerError::Mappings)?;
-    let range = maps.lines().find_map(executable_marker_mapping).ok_or(MarkerError::NotMapped)?;
-    let file = PathBuf::from(format!("/proc/{pid}/map_files/{range}"));
-    let mut bytes = Vec::new();
-    File::open(&file)
-        .and_then(|file| file.take(MAX_LIBRARY).read_to_end(&mut bytes))
-        .map_err(MarkerError::Unreadable)?;
-    let file_offset = symbol_offset(&bytes).map_err(MarkerError::Unusable)?;
+    let mappings = mapping::read(pid)?;
+    let file = mappings.iter().find(|mapping| maps_marker(mapping)).ok_or(MarkerError::NotMapped)?.open_path(pid)?;
+    let file_offset = marker_offset(&file)?;
     Ok(MarkerSite { file, file_offset })
 }
 
-/// The address range of a line of `/proc/PID/maps`, when it maps the marker library's code.
-fn executable_marker_mapping(line: &str) -> Option<&str> {
-    let mut words = line.split_ascii_whitespace();
-    let (range, rights) = (words.next()?, words.next()?);
-    (rights.contains('x') && line.contains(MARKER_LIBRARY)).then_some(range)
+/// Whether this is the marker library's code.
+fn maps_marker(mapping: &Mapping) -> bool {
+    mapping.execute && mapping.name.windows(MARKER_LIBRARY.len()).any(|part| part == MARKER_LIBRARY)
 }
 
-fn symbol_offset(bytes: &[u8]) -> Result<u64, &'static str> {
-    let elf = object::File::parse(bytes).map_err(|_| "it is not an ELF file")?;
-    let symbol = elf.dynamic_symbols().find(|symbol| symbol.name() == Ok(MARKER_SYMBOL)).ok_or("no dislodge_mark")?;
-    let segment = elf
-        .segments()
-        .find(|segment| (segment.address()..segment.address() + segment.size()).contains(&symbol.address()))
-        .ok_or("dislodge_mark is in no segment")?;
-    let offset = symbol.address() - segment.address() + segment.file_range().0;
-    match bytes.get(offset as usize) {
-        // What every kernel emulates, instead of a trap of its own for the instruction: one-byte nop.
-        Some(0x90) => Ok(offset),
-        _ => Err("dislodge_mark does not begin with a nop: it is not this hook's"),
+fn marker_offset(library: &Path) -> Result<u64, MarkerError> {
+    let table = SymbolTable::read(library)?;
+    let symbols = table.resolve(&SymbolPattern::Exact(MARKER_SYMBOL));
+    let symbol = symbols.first().ok_or(MarkerError::Unusable("no dislodge_mark"))?;
+    let entry = code::entry_point(table.architecture(), &table.code(symbol, code::ENTRY_BYTES)?);
+    if entry.prologue == Prologue::Nop {
+        Ok(symbol.file_offset)
+    } else {
+        Err(MarkerError::Unusable("dislodge_mark does not begin with a nop: it is not this hook's"))
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write as _;
+
     use super::*;
+
+    const MARKER: &[u8] = include_bytes!("../../../hook/dislodge_hook/marker/x86_64.so");
 
     #[test]
     fn only_executable_mappings_of_the_marker_count() {
+        let is_marker = |line: &str| mapping::parse_line(line.as_bytes()).is_some_and(|mapping| maps_marker(&mapping));
         let line = "7f00-7f01 r-xp 00001000 08:01 12 /opt/hook/dislodge_hook/marker/x86_64.so";
-        assert_eq!(executable_marker_mapping(line), Some("7f00-7f01"));
-        assert_eq!(executable_marker_mapping(&line.replace("r-xp", "r--p")), None);
-        assert_eq!(executable_marker_mapping("7f00-7f01 r-xp 00001000 08:01 12 /usr/lib/libc.so.6"), None);
-        assert_eq!(executable_marker_mapping(""), None);
+        assert!(is_marker(line));
+        assert!(!is_marker(&line.replace("r-xp", "r--p")));
+        assert!(!is_marker("7f00-7f01 r-xp 00001000 08:01 12 /usr/lib/libc.so.6"));
     }
 
     #[test]
     fn what_is_no_library_is_refused_with_a_reason() {
-        assert_eq!(symbol_offset(b"#!/bin/sh"), Err("it is not an ELF file"));
-        let own = fs::read("/proc/self/exe").unwrap();
-        assert_eq!(symbol_offset(&own), Err("no dislodge_mark"));
+        let offset = |bytes: &[u8]| {
+            let mut file = tempfile::NamedTempFile::new().unwrap();
+            file.write_all(bytes).unwrap();
+            marker_offset(file.path())
+        };
+        assert!(matches!(offset(b"#!/bin/sh"), Err(MarkerError::Unreadable(SymbolError::NotElf(_)))));
+        let own = marker_offset(Path::new("/proc/self/exe")).unwrap_err();
+        assert!(own.to_string().contains("no dislodge_mark"), "{own}");
+        let at = offset(MARKER).unwrap() as usize;
+        let mut other = MARKER.to_vec();
+        other[at] = 0xc3;
+        assert!(offset(&other).unwrap_err().to_string().contains("nop"));
     }
 
     #[test]

@@ -1,0 +1,372 @@
+//! Where a verbs provider polls its completion queues, in a process that runs already.
+//!
+//! `ibv_poll_cq` is inline: it calls `cq->context->ops.poll_cq`, a function that providers neither export nor name (nor is
+//! it the one in the file's tables: mlx5 replaces it at run time). So the process's memory is searched for a
+//! `struct ibv_context`, whose layout is public ABI and the same from rdma-core v28 to v64.
+
+use std::{
+    collections::HashMap,
+    fs::{self, File},
+    io,
+    os::unix::fs::FileExt as _,
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+use super::{
+    library::{LibraryRole, MappedLibrary},
+    mapping::{self, FileId, Mapping, MappingError},
+};
+
+/// `struct ibv_context` of rdma-core's `libibverbs/verbs.h`, in bytes: `ops` begins at 8.
+mod context {
+    pub(super) const POLL_CQ: usize = 96;
+    pub(super) const POST_SEND: usize = 208;
+    pub(super) const POST_RECV: usize = 216;
+    pub(super) const CMD_FD: usize = 264;
+    /// Up to and including `async_fd`.
+    pub(super) const SIZE: usize = 272;
+}
+
+const WORD: usize = size_of::<u64>();
+/// Bytes that are read at once.
+const CHUNK: usize = 1 << 20;
+/// Entries of `/proc/PID/pagemap` that are read at once.
+const PAGEMAP_ENTRIES: usize = 4096;
+/// The page is in memory (`Documentation/admin-guide/mm/pagemap.rst`).
+const PRESENT: u64 = 1 << 63;
+/// Different functions that are kept: one per provider, two where a provider has two.
+const MAX_FOUND: usize = 16;
+/// What the device's file of a verbs context is called.
+const DEVICE: &[u8] = b"/dev/infiniband/uverbs";
+
+/// How much of a process is searched.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Bytes of memory.
+    pub bytes: u64,
+    /// Time.
+    pub time: Duration,
+}
+
+impl Default for Limits {
+    /// Two gibibytes, two seconds. A context lies in the heap or in a thread's arena; those come first.
+    fn default() -> Self {
+        Self { bytes: 2 << 30, time: Duration::from_secs(2) }
+    }
+}
+
+/// A function that polls completion queues.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PollCq {
+    /// The provider's file, where a probe can be put on it.
+    pub path: PathBuf,
+    /// Which file that is.
+    pub file: FileId,
+    /// The provider's file name.
+    pub provider: String,
+    /// Where the function is in memory.
+    pub address: u64,
+    /// Where it is in the file, in bytes.
+    pub file_offset: u64,
+}
+
+/// Why a search ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Coverage {
+    /// All memory that is present was searched.
+    Whole,
+    /// The limit of bytes was reached.
+    OutOfBytes,
+    /// The limit of time was reached.
+    OutOfTime,
+    /// As many functions were found as are kept.
+    Enough,
+}
+
+/// What a search found.
+#[derive(Clone, Debug)]
+pub struct Search {
+    /// The functions, each once.
+    pub found: Vec<PollCq>,
+    /// How far it got.
+    pub coverage: Coverage,
+    /// Bytes that were searched.
+    pub bytes: u64,
+}
+
+/// Why no search was made.
+#[derive(Debug, thiserror::Error)]
+pub enum SearchError {
+    /// Nobody polls anything there.
+    #[error("no verbs provider is loaded")]
+    NoProvider,
+    /// The process is gone, or may not be looked at.
+    #[error(transparent)]
+    Mappings(#[from] MappingError),
+    /// The rights are missing.
+    #[error("cannot read the memory of the process: {0}: grant CAP_SYS_PTRACE")]
+    Memory(io::Error),
+}
+
+/// A place in memory that looks like a verbs context.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Candidate {
+    /// Where it begins in the bytes.
+    pub offset: usize,
+    /// Which provider its functions belong to: an index into the providers' code.
+    pub provider: usize,
+    /// `ops.poll_cq`.
+    pub poll_cq: u64,
+    /// The descriptor of its device, as the process numbers it.
+    pub cmd_fd: i32,
+}
+
+/// What looks like a verbs context in a piece of memory: `poll_cq`, `post_send` and `post_recv` lie in the code of one
+/// provider. `code` has the address ranges of each provider's code; only words that are aligned to 8 bytes are looked at.
+pub fn candidates<'a>(bytes: &'a [u8], code: &'a [Vec<(u64, u64)>]) -> impl Iterator<Item = Candidate> + use<'a> {
+    let ranges = || code.iter().flatten();
+    let lowest = ranges().map(|range| range.0).min().unwrap_or(u64::MAX);
+    let highest = ranges().map(|range| range.1).max().unwrap_or(0);
+    let last = (bytes.len() + 1).saturating_sub(context::SIZE);
+    let words = bytes.get(context::POLL_CQ..).unwrap_or_default().chunks_exact(WORD);
+    words.zip((0..last).step_by(WORD)).filter_map(move |(word, offset)| {
+        let poll_cq = u64::from_le_bytes(word.try_into().ok()?);
+        if poll_cq < lowest || poll_cq >= highest {
+            return None;
+        }
+        let at = |field: usize| {
+            let bytes = bytes.get(offset + field..)?.first_chunk()?;
+            Some(u64::from_le_bytes(*bytes))
+        };
+        let (post_send, post_recv) = (at(context::POST_SEND)?, at(context::POST_RECV)?);
+        let provider = code.iter().position(|ranges| {
+            [poll_cq, post_send, post_recv]
+                .iter()
+                .all(|address| ranges.iter().any(|(start, end)| (start..end).contains(&address)))
+        })?;
+        // The lower half of a little-endian word.
+        let cmd_fd = at(context::CMD_FD)? as i32;
+        Some(Candidate { offset, provider, poll_cq, cmd_fd })
+    })
+}
+
+/// Finds what polls completion queues in a process with these libraries.
+///
+/// Memory that is not present is left alone: to read it would fault it in, in a server that must not notice.
+pub fn find_poll_cq(pid: u32, libraries: &[MappedLibrary], limits: Limits) -> Result<Search, SearchError> {
+    let deadline = Instant::now() + limits.time;
+    let providers: Vec<&MappedLibrary> =
+        libraries.iter().filter(|library| library.role == LibraryRole::VerbsProvider).collect();
+    if providers.is_empty() {
+        return Err(SearchError::NoProvider);
+    }
+    let code: Vec<Vec<(u64, u64)>> =
+        providers.iter().map(|provider| provider.code.iter().map(|range| (range.start, range.end)).collect()).collect();
+    let mut memory = Memory::open(pid).map_err(SearchError::Memory)?;
+    let mut devices = Devices { pid, known: HashMap::new() };
+    let mut search = Search { found: Vec::new(), coverage: Coverage::Whole, bytes: 0 };
+    for mapping in where_contexts_lie(mapping::read(pid)?) {
+        for (start, end) in memory.present(&mapping, deadline) {
+            let mut at = start;
+            while at < end {
+                if Instant::now() >= deadline {
+                    return Ok(Search { coverage: Coverage::OutOfTime, ..search });
+                }
+                if search.bytes >= limits.bytes {
+                    return Ok(Search { coverage: Coverage::OutOfBytes, ..search });
+                }
+                // A context may begin in one chunk and end in the next: chunks overlap by one.
+                let most = (end - at).min((CHUNK + context::SIZE) as u64);
+                let bytes = memory.read(at, most as usize);
+                for candidate in candidates(bytes, &code) {
+                    let Some(found) = poll_cq(&candidate, &providers) else { continue };
+                    if !search.found.contains(&found) && devices.is_verbs(candidate.cmd_fd) {
+                        search.found.push(found);
+                    }
+                    if search.found.len() == MAX_FOUND {
+                        return Ok(Search { coverage: Coverage::Enough, ..search });
+                    }
+                }
+                let step = most.min(CHUNK as u64);
+                search.bytes += step;
+                at += step;
+            }
+        }
+        if Instant::now() >= deadline {
+            return Ok(Search { coverage: Coverage::OutOfTime, ..search });
+        }
+    }
+    Ok(search)
+}
+
+fn poll_cq(candidate: &Candidate, providers: &[&MappedLibrary]) -> Option<PollCq> {
+    let provider = providers.get(candidate.provider)?;
+    let file_offset = provider.code.iter().find_map(|range| range.file_offset_of(candidate.poll_cq))?;
+    Some(PollCq {
+        path: provider.path.clone(),
+        file: provider.file,
+        provider: provider.name.clone(),
+        address: candidate.poll_cq,
+        file_offset,
+    })
+}
+
+/// Where `calloc` may have put a context, likeliest first: the heap, then other anonymous memory, small before large (a
+/// server's caches are large).
+fn where_contexts_lie(mappings: Vec<Mapping>) -> Vec<Mapping> {
+    let mut places: Vec<Mapping> = mappings
+        .into_iter()
+        .filter(|mapping| mapping.read && mapping.write && mapping.file.is_none())
+        .filter(|mapping| mapping.name.is_empty() || mapping.name == b"[heap]" || mapping.name.starts_with(b"[anon:"))
+        .collect();
+    places.sort_by_key(|mapping| (mapping.name != b"[heap]", mapping.end - mapping.start));
+    places
+}
+
+/// A process's memory and which of its pages are there.
+struct Memory {
+    memory: File,
+    pagemap: File,
+    page: u64,
+    buffer: Vec<u8>,
+}
+
+impl Memory {
+    fn open(pid: u32) -> io::Result<Self> {
+        Ok(Self {
+            memory: File::open(format!("/proc/{pid}/mem"))?,
+            pagemap: File::open(format!("/proc/{pid}/pagemap"))?,
+            page: rustix::param::page_size() as u64,
+            buffer: vec![0; CHUNK + context::SIZE],
+        })
+    }
+
+    /// The address ranges of a mapping that are present, as far as they are known by the deadline.
+    fn present(&self, mapping: &Mapping, deadline: Instant) -> Vec<(u64, u64)> {
+        let mut ranges: Vec<(u64, u64)> = Vec::new();
+        let mut entries = vec![0; PAGEMAP_ENTRIES * WORD];
+        let mut at = mapping.start;
+        while at < mapping.end && Instant::now() < deadline {
+            let pages = ((mapping.end - at) / self.page).min(PAGEMAP_ENTRIES as u64) as usize;
+            let Some(wanted) = entries.get_mut(..pages * WORD) else { break };
+            let place = at / self.page * WORD as u64;
+            if wanted.is_empty() || self.pagemap.read_exact_at(wanted, place).is_err() {
+                break;
+            }
+            for entry in wanted.chunks_exact(WORD) {
+                let next = at.saturating_add(self.page);
+                if entry.try_into().is_ok_and(|entry| u64::from_le_bytes(entry) & PRESENT != 0) {
+                    match ranges.last_mut() {
+                        Some((_, end)) if *end == at => *end = next,
+                        _ => ranges.push((at, next)),
+                    }
+                }
+                at = next;
+            }
+        }
+        ranges
+    }
+
+    /// Up to `length` bytes at an address; none where the memory is gone.
+    fn read(&mut self, address: u64, length: usize) -> &[u8] {
+        let Some(buffer) = self.buffer.get_mut(..length) else { return &[] };
+        let have = self.memory.read_at(buffer, address).unwrap_or(0);
+        buffer.get(..have).unwrap_or_default()
+    }
+}
+
+/// Which descriptors of a process are verbs devices.
+struct Devices {
+    pid: u32,
+    known: HashMap<i32, bool>,
+}
+
+impl Devices {
+    fn is_verbs(&mut self, fd: i32) -> bool {
+        let pid = self.pid;
+        // No process can have more (`fs.nr_open`): garbage is not looked up.
+        (0..=1 << 20).contains(&fd)
+            && *self.known.entry(fd).or_insert_with(|| {
+                fs::read_link(format!("/proc/{pid}/fd/{fd}"))
+                    .is_ok_and(|link| link.as_os_str().as_encoded_bytes().starts_with(DEVICE))
+            })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CODE: (u64, u64) = (0x7f00_0000_1000, 0x7f00_0000_9000);
+
+    fn context(poll_cq: u64, post_send: u64, post_recv: u64, cmd_fd: i32) -> Vec<u8> {
+        let mut bytes = vec![0; context::SIZE];
+        for (field, value) in
+            [(context::POLL_CQ, poll_cq), (context::POST_SEND, post_send), (context::POST_RECV, post_recv)]
+        {
+            bytes[field..field + WORD].copy_from_slice(&value.to_le_bytes());
+        }
+        bytes[context::CMD_FD..context::CMD_FD + 4].copy_from_slice(&cmd_fd.to_le_bytes());
+        bytes[context::CMD_FD + 4..].copy_from_slice(&9_i32.to_le_bytes());
+        bytes
+    }
+
+    fn found(bytes: &[u8]) -> Vec<Candidate> {
+        candidates(bytes, &[vec![CODE]]).collect()
+    }
+
+    fn valid() -> Vec<u8> {
+        context(CODE.0, CODE.0 + 0x10, CODE.1 - 1, 7)
+    }
+
+    #[test]
+    fn a_context_is_found_wherever_it_is_aligned() {
+        let expected = Candidate { offset: 24, provider: 0, poll_cq: CODE.0, cmd_fd: 7 };
+        assert_eq!(found(&[vec![0xff; 24], valid()].concat()), [expected]);
+        assert_eq!(found(&[vec![0xff; 24], valid(), vec![0xff; 13]].concat()), [expected]);
+        assert_eq!(found(&[vec![0xff; 4], valid()].concat()), []);
+    }
+
+    #[test]
+    fn a_context_that_is_cut_off_is_none() {
+        let bytes = valid();
+        for length in 0..bytes.len() {
+            assert_eq!(found(&bytes[..length]), [], "{length}");
+        }
+        assert_eq!(found(&bytes).len(), 1);
+    }
+
+    #[test]
+    fn every_function_has_to_be_in_one_providers_code() {
+        let (inside, outside) = (CODE.0 + 8, CODE.1);
+        assert_eq!(found(&context(outside, inside, inside, 7)), []);
+        assert_eq!(found(&context(inside, outside, inside, 7)), []);
+        assert_eq!(found(&context(inside, inside, 0, 7)), []);
+        let other = (CODE.0 + 0x10_0000, CODE.1 + 0x10_0000);
+        let code = [vec![CODE], vec![other]];
+        assert_eq!(candidates(&context(inside, other.0, inside, 7), &code).count(), 0, "two providers mixed");
+        assert_eq!(candidates(&context(other.0, other.0, other.0, 7), &code).next().map(|c| c.provider), Some(1));
+        assert_eq!(candidates(&valid(), &[]).count(), 0);
+    }
+
+    #[test]
+    fn heaps_come_first_and_files_never() {
+        let mapping = |line: &str| mapping::parse_line(line.as_bytes()).unwrap();
+        let places = where_contexts_lie(vec![
+            mapping("10000-90000 rw-p 0 00:00 0"),
+            mapping("100000-102000 rw-p 0 00:00 0"),
+            mapping("200000-300000 rw-p 0 00:00 0 [heap]"),
+            mapping("400000-401000 r--p 0 00:00 0"),
+            mapping("500000-501000 rw-p 0 08:01 7 /a"),
+            mapping("600000-601000 rw-p 0 00:00 0 [stack]"),
+        ]);
+        assert_eq!(places.iter().map(|place| place.start).collect::<Vec<_>>(), [0x20_0000, 0x10_0000, 0x1_0000]);
+    }
+
+    #[test]
+    fn a_process_without_a_provider_is_not_searched() {
+        let error = find_poll_cq(std::process::id(), &[], Limits::default()).unwrap_err();
+        assert!(matches!(error, SearchError::NoProvider));
+    }
+}
