@@ -2,7 +2,8 @@
 
     prepare.py --into DIR [ENGINE==VERSION...]      e.g. prepare.py --into target/native nixl==0.8.0 mooncake==0.3.9
 
-Without engines: those of `DEFAULT`. `nixl` is nixl-cu12, `mooncake` is mooncake-transfer-engine-non-cuda. What is there already is
+Without engines: those of `DEFAULT`. `nixl` is nixl-cu12 (up to 0.7.0 the wheel itself was named nixl), `mooncake` is
+mooncake-transfer-engine-non-cuda. What is there already is
 kept, so a second run needs no network; of two runs at the same time the later waits. The last line of output is
 {"python": path, "engines": {"nixl-1.5.1": {"folder": path, "environment": {name: value}}}}: the interpreter, and what has to be in
 the environment of `nixl_peer.py` or `mooncake_peer.py`.
@@ -28,7 +29,6 @@ sys.path.insert(0, str(HERE.parent / "sglang"))
 from prepare import Failed, answers, find_python, pip, run  # noqa: E402  (tests/sglang/prepare.py: this file is __main__)
 
 REQUIREMENTS = HERE / "requirements.txt"
-WHEELS = {"nixl": "nixl-cu12", "mooncake": "mooncake-transfer-engine-non-cuda"}
 DEFAULT = """nixl==1.5.1 nixl==1.4.1 nixl==1.0.1 nixl==0.8.0
     mooncake==0.3.13.post1 mooncake==0.3.11.post1 mooncake==0.3.9 mooncake==0.3.7.post1""".split()
 # What Mooncake's engine.so (0.3.7 to 0.3.13) takes from the system: file -> Debian package.
@@ -49,7 +49,7 @@ def main() -> int:
             engines = {}
             for wanted in options.engines:
                 engine, _, version = wanted.partition("==")
-                if engine not in WHEELS or not version:
+                if engine not in ENVIRONMENT or not version:
                     raise Failed(f"{wanted}: not of the form nixl==VERSION or mooncake==VERSION")
                 folder = unpacked(python, into, engine, version)
                 engines[f"{engine}-{version}"] = {"folder": str(folder), "environment": ENVIRONMENT[engine](into, folder, version)}
@@ -80,8 +80,9 @@ def unpacked(python: Path, into: Path, engine: str, version: str) -> Path:
     if folder.exists():
         return folder
     with tempfile.TemporaryDirectory(dir=into, prefix=f".{engine}-{version}-") as scratch:
-        pip(python, "download", "--no-deps", "--only-binary=:all:", "--dest", scratch, f"{WHEELS[engine]}=={version}",
-            what=f"downloading {WHEELS[engine]} {version}")
+        wheel = wheel_name(engine, version)
+        pip(python, "download", "--no-deps", "--only-binary=:all:", "--dest", scratch, f"{wheel}=={version}",
+            what=f"downloading {wheel} {version}")
         (wheel,) = Path(scratch).glob("*.whl")
         tree = Path(scratch) / "tree"
         with zipfile.ZipFile(wheel) as archive:
@@ -90,9 +91,19 @@ def unpacked(python: Path, into: Path, engine: str, version: str) -> Path:
     return folder
 
 
+def wheel_name(engine: str, version: str) -> str:
+    if engine == "mooncake":
+        return "mooncake-transfer-engine-non-cuda"
+    return "nixl-cu12" if numbers(version) > (0, 7, 0) else "nixl"
+
+
+def numbers(version: str) -> tuple:
+    return tuple(int(part) for part in version.split(".")[:3])
+
+
 def nixl_environment(into: Path, folder: Path, version: str) -> dict:
     """Loopback over TCP: with shared memory, UCX would finish a write while the other process is stopped."""
-    number = tuple(int(part) for part in version.split(".")[:3])
+    number = numbers(version)
     made = {"PYTHONPATH": os.pathsep.join([str(folder), str(HERE / "stand_ins")]), "UCX_TLS": "tcp,self"}
     if not (0, 8, 0) <= number <= (0, 10, 1):  # these say "no route" to `lo`; they reach this host's own address through it
         made["UCX_NET_DEVICES"] = "lo"
