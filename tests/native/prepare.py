@@ -1,14 +1,15 @@
 """Makes what the peer programs run on: a Python environment, and the wheels of NIXL and Mooncake, unpacked side by side.
 
-    prepare.py --into DIR [ENGINE==VERSION...]      e.g. prepare.py --into target/native nixl==0.8.0 mooncake==0.3.9
+    prepare.py --into DIR [--verbs] [ENGINE==VERSION...]    e.g. prepare.py --into target/native nixl==0.8.0 mooncake==0.3.9
 
 Without engines: those of `DEFAULT`. `nixl` is nixl-cu12 (up to 0.7.0 the wheel itself was named nixl), `mooncake` is
 mooncake-transfer-engine-non-cuda. What is there already is
 kept, so a second run needs no network; of two runs at the same time the later waits. The last line of output is
 {"python": path, "engines": {"nixl-1.5.1": {"folder": path, "environment": {name: value}}}}: the interpreter, and what has to be in
-the environment of `nixl_peer.py` or `mooncake_peer.py`.
+the environment of `nixl_peer.py` or `mooncake_peer.py`. With `--verbs`, Mooncake's engines have "verbs" as well: the environment for
+`--protocol rdma --device fake0` on the stand-in for an RDMA device, to which `FAKE_VERBS_STATE` has to be added (fake_verbs.py).
 
-Needs cc, and of Debian's packages what the engines link with: libibverbs1, libnuma1 and libcurl4.
+Needs cc, and of Debian's packages what the engines link with: libibverbs1, libnuma1 and libcurl4; for `--verbs` libibverbs-dev.
 """
 
 import argparse
@@ -38,6 +39,7 @@ SYSTEM = {"libibverbs.so.1": "libibverbs1", "libnuma.so.1": "libnuma1", "libcurl
 def main() -> int:
     parser = argparse.ArgumentParser(description="Prepares the test-bed of the transfer engines.")
     parser.add_argument("--into", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--verbs", action="store_true")
     parser.add_argument("engines", nargs="*", default=DEFAULT, metavar="ENGINE==VERSION")
     options = parser.parse_args()
     into = options.into.resolve()
@@ -52,7 +54,10 @@ def main() -> int:
                 if engine not in ENVIRONMENT or not version:
                     raise Failed(f"{wanted}: not of the form nixl==VERSION or mooncake==VERSION")
                 folder = unpacked(python, into, engine, version)
-                engines[f"{engine}-{version}"] = {"folder": str(folder), "environment": ENVIRONMENT[engine](into, folder, version)}
+                made = engines[f"{engine}-{version}"] = {"folder": str(folder)}
+                made["environment"] = ENVIRONMENT[engine](into, folder, version)
+                if options.verbs and engine == "mooncake":
+                    made["verbs"] = verbs_environment(into, folder)
         except Failed as failure:
             print(f"prepare.py: {failure}", file=sys.stderr)
             return 1
@@ -117,6 +122,14 @@ def mooncake_environment(into: Path, folder: Path, version: str) -> dict:
     if missing:
         raise Failed(f"Mooncake needs these of Debian's packages, which are not installed: {' '.join(missing)}")
     return {"PYTHONPATH": str(folder), "MC_FORCE_TCP": "1"}
+
+
+def verbs_environment(into: Path, folder: Path) -> dict:
+    """Mooncake's rdma transport on the stand-in: its own search for devices reads /sys, so it is told the topology."""
+    topology = into / "topology.json"
+    topology.write_text(json.dumps({"cpu:0": [["fake0"], []], "*": [["fake0"], []]}))
+    library = compiled(into, "verbs.c", "libibverbs-stand-in.so", "-pthread")
+    return {"PYTHONPATH": str(folder), "LD_PRELOAD": str(library), "MC_CUSTOM_TOPO_JSON": str(topology), "MC_GID_INDEX": "0"}
 
 
 ENVIRONMENT = {"nixl": nixl_environment, "mooncake": mooncake_environment}

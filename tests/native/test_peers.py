@@ -7,10 +7,12 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import unittest
 from contextlib import contextmanager
 from pathlib import Path
 
+from fake_verbs import Device
 from peers import NoAnswer, Pair
 
 HERE = Path(__file__).resolve().parent
@@ -22,7 +24,7 @@ bed = None
 def setUpModule():
     global bed
     into = os.environ.get("DISLODGE_TEST_NATIVE") or HERE.parents[1] / "target" / "native"
-    made = subprocess.run([sys.executable, str(HERE / "prepare.py"), "--into", str(into)], stdout=subprocess.PIPE, check=True)
+    made = subprocess.run([sys.executable, str(HERE / "prepare.py"), "--verbs", "--into", str(into)], stdout=subprocess.PIPE, check=True)
     bed = json.loads(made.stdout.splitlines()[-1])
 
 
@@ -97,6 +99,59 @@ class Mooncake(Engines):
             with pairing as pair:
                 pair.decode.end()
                 self.assertEqual(pair.prefill.ask("transfer", pages=PAGES)["code"], -1)
+
+
+class Verbs(Engines):
+    """Mooncake's rdma transport on the stand-in for an RDMA device."""
+
+    def each(self):
+        return [self.pair(name) for name in bed["engines"] if name.startswith("mooncake") and name != "mooncake-0.3.9"]
+
+    @contextmanager
+    def pair(self, name):
+        with self.subTest(name), tempfile.TemporaryDirectory() as folder:
+            device = Device(f"{folder}/state")
+            environment = {**bed["engines"][name]["verbs"], **device.environment(), "MC_TRANSFER_TIMEOUT": "5"}
+            arguments = ("--protocol", "rdma", "--device", "fake0")
+            with Pair("mooncake", *arguments, python=bed["python"], environment=environment) as pair:
+                yield pair, device
+
+    def test_pages_arrive_by_work_requests(self):
+        for pairing in self.each():
+            with pairing as (pair, device):
+                self.assertEqual(pair.prefill.ask("transfer", pages=PAGES)["code"], 0)
+                self.assertTrue(pair.decode.ask("check", pages=PAGES)["ok"])
+                self.assertEqual(device.counters(), {"posted": 4, "completed": 4, "failed": 0})
+
+    def test_a_stalled_write_is_done_when_the_device_goes_on_even_after_mooncake_gave_up(self):
+        for pairing in self.each():
+            with pairing as (pair, device):
+                device.stall()
+                self.assertEqual(pair.prefill.ask("transfer", pages=PAGES)["code"], -1)
+                self.assertFalse(pair.decode.ask("check", pages=PAGES)["ok"])
+                device.ok()
+                self.assertTrue(pair.decode.ask("check", pages=PAGES, within=20)["ok"])
+
+    def test_one_failed_completion_is_tried_again_and_many_fail_the_transfer(self):
+        for pairing in self.each():
+            with pairing as (pair, device):
+                device.fail(count=1)
+                self.assertEqual(pair.prefill.ask("transfer", pages=[0])["code"], 0)
+                self.assertGreaterEqual(device.counters()["failed"], 1)
+                device.fail(count=1000)
+                self.assertEqual(pair.prefill.ask("transfer", pages=[1])["code"], -1)
+
+    def test_a_decode_killed_under_a_stalled_write_completes_it_with_an_error(self):
+        for pairing in self.each():
+            with pairing as (pair, device):
+                device.stall()
+                writing = pair.prefill.send("transfer", pages=PAGES, on="worker")
+                with self.assertRaises(NoAnswer):
+                    pair.prefill.answer(writing, patience=1)
+                pair.decode.end()
+                device.ok()
+                self.assertEqual(pair.prefill.answer(writing)["code"], -1)
+                self.assertGreaterEqual(device.counters()["failed"], 1)
 
 
 def warm(pair):

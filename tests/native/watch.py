@@ -39,7 +39,11 @@ class Watch:
 
     def __exit__(self, *_):
         self.process.terminate()
-        self.process.wait()
+        try:
+            self.process.wait(5)
+        except subprocess.TimeoutExpired:  # bpftrace 0.17 misses a SIGTERM now and then
+            self.process.kill()
+            self.process.wait()
         self.script.close()
         self.file.close()
         self.printed.close()
