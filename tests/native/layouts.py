@@ -3,7 +3,8 @@
     layouts.py --into DIR [--only SECTION]... [ENGINE==VERSION...]
 
 DIR and the engines are prepare.py's, which is run first. The sections of the code need objdump, nm and readelf: `prologues`,
-`status`, `batch`. Those of running engines need bpftrace and root: `calls`, `life`, `flush`, `free`.
+`status`, `batch`. Those of running engines need bpftrace and root: `calls`, `life`, `flush`,
+`ends`, `free`.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import ends
 import lives
 from elf import Library, prologue
 from symbols import FILES, FREE, PROBES, RELEASE
@@ -123,6 +125,12 @@ def flush(beds):
         rows([f"NIXL {bed.version}: when", "hits in the prefill process, by thread and status"], lives.flush(bed, libraries(bed)))
 
 
+def ends_(beds):
+    for bed in beds:
+        rows([f"NIXL {bed.version}", "sendXferRange's local list is", "ranges", "inside postXferReq", "flushes asked",
+              "ended before decode went on", "ended after it, handle released"], ends.ends(bed, libraries(bed)))
+
+
 def free(beds):
     for bed in beds:
         library = libraries(bed)["engine"]
@@ -131,7 +139,7 @@ def free(beds):
 
 
 SECTIONS = {"prologues": (None, prologues), "status": ("nixl", status), "batch": ("mooncake", batch), "calls": ("nixl", calls),
-            "life": ("nixl", life), "flush": ("nixl", flush), "free": ("mooncake", free)}
+            "life": ("nixl", life), "flush": ("nixl", flush), "ends": ("nixl", ends_), "free": ("mooncake", free)}
 
 if __name__ == "__main__":
     sys.exit(main())

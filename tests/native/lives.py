@@ -33,7 +33,6 @@ class Bed:
     def pair(self, *arguments, **more):
         return Pair(self.engine, *arguments, python=self.python, environment={**self.environment, **more})
 
-
 def memory(pid, address, count):
     with open(f"/proc/{pid}/mem", "rb") as file:
         file.seek(address)

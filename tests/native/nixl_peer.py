@@ -1,9 +1,10 @@
 """One side of NIXL transfers in main memory over UCX, driven by lines of JSON (see lines.py).
 
-    nixl_peer.py prefill|decode [--page BYTES] [--pages N]
+    nixl_peer.py prefill|decode [--page BYTES] [--pages N] [--threads N]
     nixl_peer.py --check                                    a whole exchange between two of these, for people
 
 Needs `nixl_cu12` or `nixl_cu13` and numpy: prepare.py tells the interpreter and the environment.
+`--threads 8` is what SGLang's prefill asks of NIXL (0.5.10 to 0.5.23); 0, the default, what its decode does.
 First line: {"ready": true, "pid", "engine", "version", "agent", "metadata" (hex), "base" (address), "page", "pages"}. The
 other's first line is passed to `connect`. Both roles have every command; in SGLang's shape prefill makes and decode looks.
 
@@ -38,7 +39,7 @@ from lines import Lines
 
 
 class Nixl:
-    def __init__(self, role, page, pages):
+    def __init__(self, role, page, pages, threads):
         # Imported late: whoever imports this file for its text needs no engine.
         import numpy
 
@@ -48,7 +49,7 @@ class Nixl:
         package = bindings()
         self.memory = Memory(role, page, pages)
         self.name = f"{role}-{os.getpid()}"
-        self.agent = package.nixl_agent(self.name, configuration(package))
+        self.agent = package.nixl_agent(self.name, configuration(package, threads))
         self.version = importlib.metadata.version(package.__name__.partition(".")[0].replace("_", "-"))
         self.agent.register_memory([(self.memory.base, self.memory.bytes.nbytes, 0, "")], "DRAM")
         self.handles = {}  # address -> what NIXL's Python package gave for it
@@ -189,12 +190,9 @@ def bindings():
     raise SystemExit("nixl_peer.py: neither nixl_cu12, nixl_cu13 nor nixl can be imported; see prepare.py")
 
 
-def configuration(package):
-    """UCX alone; the argument is named so from 0.5 on, before that UCX is the default."""
-    try:
-        return package.nixl_agent_config(backends=["UCX"])
-    except TypeError:
-        return package.nixl_agent_config()
+def configuration(package, threads):
+    """UCX alone, which is the default as well; NIXL up to 0.5.1 has no such argument, and 0.3.1 none of the kind."""
+    return package.nixl_agent_config(**({"backends": ["UCX"], "num_threads": threads} if threads else {}))
 
 
 def chosen(room=None, notification=None, notification_hex=None, notification_size=None):
@@ -248,13 +246,14 @@ def main():
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--page", type=int, default=65536, metavar="BYTES")
     parser.add_argument("--pages", type=int, default=16, metavar="N")
+    parser.add_argument("--threads", type=int, default=0, metavar="N")
     options = parser.parse_args()
     if options.check:
-        return check(["--page", options.page, "--pages", options.pages])
+        return check(["--page", options.page, "--pages", options.pages, "--threads", options.threads])
     if options.role is None:
         parser.error("a role, or --check")
     lines = Lines()
-    lines.commands = Nixl(options.role, options.page, options.pages)
+    lines.commands = Nixl(options.role, options.page, options.pages, options.threads)
     lines.say(**lines.commands.ready())
     lines.serve()
 

@@ -12,6 +12,7 @@ STATUS = "_ZNK9nixlAgent13getXferStatusEP12nixlXferReqH"
 RELEASE = "_ZNK9nixlAgent14releaseXferReqEP12nixlXferReqH"
 NOTIFY_CALLBACK = "_ZN13nixlUcxEngine9notifAmCbEPvPKvmS0_mPK17ucp_am_recv_param"
 ERROR_CALLBACK = "_ZN9nixlUcxEp6err_cbEP6ucp_ep12ucs_status_t"
+RANGE = "_ZNK13nixlUcxEngine13sendXferRangeERK*"
 ALLOCATE = "_ZN8mooncake14MultiTransport15allocateBatchIDEm"
 SUBMIT = "_ZN8mooncake14MultiTransport14submitTransferEmRKSt6vectorINS_9Transport15TransferRequestESaIS3_EE"
 FREE = "_ZN8mooncake14MultiTransport11freeBatchIDEm"
@@ -37,6 +38,7 @@ PROBES = {
         ("libnixl", "releaseXferReq", RELEASE),
         ("libnixl", "genNotif", f"_ZNK9nixlAgent8genNotifERK{STRING}*"),
         ("libnixl", "getNotifs", "_ZN9nixlAgent9getNotifsERSt13unordered_map*"),
+        ("libplugin_UCX", "sendXferRange", RANGE),
         ("libplugin_UCX", "notifAmCb", NOTIFY_CALLBACK),
         ("libplugin_UCX", "notifSendPriv", "_ZNK13nixlUcxEngine13notifSendPriv*"),
         ("libplugin_UCX", "sendNotif", "_ZN13nixlUcxEngine9sendNotif*"),
