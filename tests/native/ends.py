@@ -1,4 +1,4 @@
-"""The live section `ends` of layouts.py: how the end of a write is seen when nobody polls it, or its handle is gone.
+"""The live sections `ends` and `late` of layouts.py: how the end of a write is seen when nobody polls it, or its handle is gone.
 
 postXferReq has the plugin's sendXferRange write each range of descriptors, on the posting thread or, with `--threads` and more than
 1,024 descriptors, on those of its pool, and returns when all of them have. Its third argument is the handle's own list of local
@@ -67,3 +67,38 @@ def row(handle, posted, released, ended):
     found = {line[1] + distance for line in ended if line[0] == "flushed" for distance in COMPLETION} & asked
     return (", ".join(sorted(joined)), f"{len(ranges)} of {sum(line[3] for line in ranges)} descriptors", "yes" if inside else "no",
             len(asked), early, len(found))
+
+
+def late(bed, libraries):
+    """A write of the pool that is released while in progress: when does it end, and what does it write?"""
+    pages = list(range(3000))
+    with bed.pair("--page", 32768, "--pages", 4096, "--threads", 8) as pair:
+        prefill, decode = pair.prefill, pair.decode
+        connect(prefill)
+        decode.ask("clear")
+        with Watch(prefill.pid, script(libraries)) as watch:
+
+            def now(when, pause):
+                ended = {line[1] + distance for line in parsed(watch.lines(pause)) if line[0] == "flushed" for distance in COMPLETION}
+                flushed = len(ended & asked)
+                asked.difference_update(ended)
+                wrong = [len(decode.ask("check", pages=pages, salt=salt)["wrong"]) for salt in (0, 100)]
+                return when, flushed, len(pages) - wrong[0], len(pages) - wrong[1]
+
+            decode.stop()
+            handle = prefill.ask("make", pages=pages)["handle"]
+            prefill.ask("post", handle=handle)
+            prefill.ask("poll", handle=handle, within=0.5)
+            asked = {line[1] for line in parsed(watch.lines()) if line[0] == "asked"}
+            prefill.ask("release", handle=handle)
+            decode.go_on()
+            yield now(f"{len(asked)} flushes asked; released; decode went on 5 s ago", 5)
+            prefill.ask("fill", salt=100)
+            for _ in range(20):
+                handle = prefill.ask("make", pages=list(range(3000, 4096)) * 2)["handle"]
+                prefill.ask("post", handle=handle)
+                prefill.ask("poll", handle=handle, within=20)
+                prefill.ask("release", handle=handle)
+                if not asked:
+                    break
+                yield now("the pages were filled anew, others were written by 2,192 descriptors", 0.3)

@@ -4,7 +4,7 @@
 
 DIR and the engines are prepare.py's, which is run first. The sections of the code need objdump, nm and readelf: `prologues`,
 `status`, `batch`. Those of running engines need bpftrace and root: `calls`, `life`, `flush`,
-`ends`, `free`.
+`ends`, `late`, `free`.
 """
 
 import argparse
@@ -131,6 +131,12 @@ def ends_(beds):
               "ended before decode went on", "ended after it, handle released"], ends.ends(bed, libraries(bed)))
 
 
+def late(beds):
+    for bed in beds:
+        rows([f"NIXL {bed.version}: when", "its flushes ended since", "its pages at decode: as posted", "as filled later"],
+             ends.late(bed, libraries(bed)))
+
+
 def free(beds):
     for bed in beds:
         library = libraries(bed)["engine"]
@@ -139,7 +145,8 @@ def free(beds):
 
 
 SECTIONS = {"prologues": (None, prologues), "status": ("nixl", status), "batch": ("mooncake", batch), "calls": ("nixl", calls),
-            "life": ("nixl", life), "flush": ("nixl", flush), "ends": ("nixl", ends_), "free": ("mooncake", free)}
+            "life": ("nixl", life), "flush": ("nixl", flush), "ends": ("nixl", ends_),
+            "late": ("nixl", late), "free": ("mooncake", free)}
 
 if __name__ == "__main__":
     sys.exit(main())
