@@ -12,7 +12,7 @@ use reqwest::Url;
 use serde::{Deserialize, Serialize, Serializer};
 
 use crate::{
-    kernel::Sizes,
+    kernel::{Sizes, probe::ProbeSet},
     problem::{MAX_FILE, Problem, Problems, Shape, Text, duration},
     rule::{Mode, load::one_of},
     sink::alertmanager,
@@ -45,10 +45,51 @@ pub struct Config {
     pub remediation: Remediation,
     /// Most requests that are tracked at once, of one server.
     pub max_requests: usize,
+    /// The probes on transfer engines.
+    pub probes: Probes,
     /// Calls into transfer engines that are under way at once on this node: one a thread.
     pub max_calls: u32,
     /// Transfers of one server that are kept: those that are over or were never posted go first.
     pub max_transfers: usize,
+}
+
+/// The probes on transfer engines.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Probes {
+    /// Whether transfers are traced: a few hits per transfer.
+    pub transfers: bool,
+    /// When completions are counted.
+    pub completions: Completions,
+}
+
+/// When completions of UCX, Mooncake and libibverbs are counted: up to a million hits a second.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Completions {
+    /// Never.
+    Off,
+    /// For a moment, when a transfer does not get on.
+    Look,
+    /// Always: for tests and measurements.
+    Always,
+}
+
+impl Completions {
+    const ALL: [Self; 3] = [Self::Off, Self::Look, Self::Always];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Off => "off",
+            Self::Look => "look",
+            Self::Always => "always",
+        }
+    }
+}
+
+impl Default for Probes {
+    fn default() -> Self {
+        Self { transfers: true, completions: Completions::Look }
+    }
 }
 
 /// The Alertmanagers.
@@ -98,6 +139,7 @@ impl Default for Config {
             scan_interval: Duration::from_secs(1),
             remediation: Remediation::default(),
             max_requests: 200_000,
+            probes: Probes::default(),
             max_calls: 8_192,
             max_transfers: 65_536,
         }
@@ -158,6 +200,7 @@ const SHAPE: Shape = Shape::Map(&[
     ("scan_interval", Shape::Any),
     ("remediation", Shape::Map(&[("max_per_minute", Shape::Any), ("kill_switch", Shape::Any)])),
     ("max_requests", Shape::Any),
+    ("probes", Shape::Map(&[("transfers", Shape::Any), ("completions", Shape::Any)])),
     ("max_calls", Shape::Any),
     ("max_transfers", Shape::Any),
 ]);
@@ -176,6 +219,7 @@ struct RawConfig {
     scan_interval: Option<Text>,
     remediation: Option<RawRemediation>,
     max_requests: Option<Text>,
+    probes: Option<RawProbes>,
     max_calls: Option<Text>,
     max_transfers: Option<Text>,
 }
@@ -198,6 +242,13 @@ struct RawAudit {
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
+struct RawProbes {
+    transfers: Option<Text>,
+    completions: Option<Text>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
 struct RawRemediation {
     max_per_minute: Option<Text>,
     kill_switch: Option<Text>,
@@ -207,6 +258,15 @@ impl Config {
     /// How much the kernel keeps.
     pub fn sizes(&self) -> Sizes {
         Sizes { ring: self.ring_size, calls: self.max_calls }
+    }
+
+    /// The probes on transfer engines that are always attached.
+    pub fn probe_sets(&self) -> Vec<ProbeSet> {
+        match (self.probes.transfers, self.probes.completions) {
+            (false, _) => Vec::new(),
+            (true, Completions::Always) => vec![ProbeSet::Transfers, ProbeSet::Completions],
+            (true, Completions::Off | Completions::Look) => vec![ProbeSet::Transfers],
+        }
     }
 
     /// Reads `text`, the YAML of `file`. What it does not set has its default.
@@ -262,6 +322,15 @@ impl Config {
         set.duration(&mut config.drain_interval, raw.drain_interval, millisecond, second);
         set.duration(&mut config.scan_interval, raw.scan_interval, 100 * millisecond, 3_600 * second);
         set.number(&mut config.max_requests, raw.max_requests, 1, 10_000_000);
+        let probes = raw.probes.unwrap_or_default();
+        set.to(&mut config.probes.transfers, probes.transfers, |text| {
+            text.parse().map_err(|_| format!("`{text}` is neither true nor false"))
+        });
+        let completions = Completions::ALL.map(|when| (when.name(), when));
+        if let Some(when) = probes.completions.and_then(|text| one_of("completions", &text, &completions, set.problems))
+        {
+            config.probes.completions = when;
+        }
         set.number(&mut config.max_calls, raw.max_calls, 64, 1_000_000);
         set.number(&mut config.max_transfers, raw.max_transfers, 1, 10_000_000);
         let alertmanager = raw.alertmanager.unwrap_or_default();

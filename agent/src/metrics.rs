@@ -85,6 +85,8 @@ pub struct Metrics {
     pub events_lost: Family<Reason, Count>,
     /// Details that were cut or could not be read, by reason.
     pub details_lost: Family<Reason, Count>,
+    /// Calls into transfer engines whose return could not be joined to its entry, by reason.
+    pub calls_lost: Family<Reason, Count>,
     /// Events that could not be decoded, by reason.
     pub decode_errors: Family<Reason, Count>,
     /// Events that the tracker could not use, by reason.
@@ -136,6 +138,7 @@ impl Metrics {
         r.register("events_applied", "Events that the agent applied", self.events_applied.clone());
         r.register("events_lost", "Events lost on the way from BPF to the agent", self.events_lost.clone());
         r.register("details_lost", "Details of events that were cut or could not be read", self.details_lost.clone());
+        r.register("calls_lost", "Calls into transfer engines that could not be followed", self.calls_lost.clone());
         r.register("decode_errors", "Events that could not be decoded", self.decode_errors.clone());
         r.register("events_unused", "Events that the tracker could not use", self.events_unused.clone());
         r.register("servers", "SGLang schedulers on this node, by how they are watched", self.servers.clone());

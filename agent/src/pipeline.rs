@@ -3,6 +3,7 @@
 //! Draining, evaluating and looking for servers take turns in one `select!`; nothing else touches the state. The ring
 //! is the queue in front of the loop (what does not fit is counted in BPF), and each sink has its own behind it.
 
+mod engines;
 pub mod notice;
 mod publish;
 mod remediate;
@@ -24,7 +25,7 @@ use crate::{
         ProcessKey, Rid,
         clock::{Monotonic, WallClock},
     },
-    kernel::{Kernel, ring::Ring},
+    kernel::{Kernel, canary::ReturnProbes, ring::Ring},
     metrics::{Metrics, OutcomeLabel, reason},
     problem::Problem,
     remedy::ladder::Ladder,
@@ -73,6 +74,8 @@ pub struct Parts {
     pub notices: Option<mpsc::Sender<Notice>>,
     /// The only processes to watch; every scheduler of the node when empty.
     pub only: Vec<u32>,
+    /// Whether return probes may be put on servers.
+    pub returns: ReturnProbes,
     /// Whether servers are asked for their state. Off only in tests, which show what is not known then.
     pub resynchronise: bool,
 }
@@ -98,6 +101,7 @@ pub struct Pipeline {
     health: Arc<Health>,
     notices: Option<mpsc::Sender<Notice>>,
     only: Vec<u32>,
+    returns: ReturnProbes,
     resynchronise: bool,
     epoch: u64,
     servers: HashMap<ProcessKey, Server>,
@@ -116,7 +120,7 @@ impl Pipeline {
     ///
     /// The audit log cannot be opened, or the Alertmanagers' settings cannot be used.
     pub fn start(parts: Parts) -> Result<Self, StartError> {
-        let Parts { config, rules, kernel, ring, metrics, health, notices, only, resynchronise } = parts;
+        let Parts { config, rules, kernel, ring, metrics, health, notices, only, returns, resynchronise } = parts;
         let audit = config.audit.path.as_deref().map(Audit::open).transpose()?;
         let alertmanager = (!config.alertmanager.urls.is_empty())
             .then(|| AlertmanagerSink::start(config.alertmanager.clone().into()))
@@ -139,6 +143,7 @@ impl Pipeline {
             health,
             notices,
             only,
+            returns,
             resynchronise,
             alertmanager,
             audit,
@@ -172,7 +177,7 @@ impl Pipeline {
                     drain.as_mut().reset(Instant::now() + pause);
                 }
                 _ = tick.tick() => self.tick(Monotonic::now()),
-                _ = scan.tick() => servers::look(found.clone()),
+                _ = scan.tick() => servers::look(found.clone(), self.only.clone()),
                 Some(found) = targets.recv() => self.meet(found),
                 Some(answer) = status.recv() => {
                     // The asker may have gone.
@@ -227,8 +232,9 @@ impl Pipeline {
     }
 
     fn tick(&mut self, now: Monotonic) {
-        self.account();
+        self.account(now);
         self.resynchronise(now);
+        self.observe(now);
         for verdict in self.core.tick(now) {
             self.tell(verdict);
         }

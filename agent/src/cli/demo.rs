@@ -16,6 +16,7 @@ use dislodge::{
     config::Config,
     kernel::{
         Kernel,
+        canary::ReturnProbes,
         preflight::{Machine, Outcome, judge},
     },
     metrics::Metrics,
@@ -97,6 +98,8 @@ async fn watch(mut server: DemoServer, folder: &std::path::Path, without_bpf: bo
         notices: Some(notices),
         // The pid of no process, so that nothing is attached.
         only: vec![if without_bpf { u32::MAX } else { server.pid() }],
+        // The demo's server has no transfer engine.
+        returns: ReturnProbes::Refused { why: "not tried in the demo".to_owned() },
         resynchronise: true,
     };
     let stop = CancellationToken::new();

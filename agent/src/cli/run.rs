@@ -6,6 +6,7 @@ use clap::Args;
 use dislodge::{
     kernel::{
         Kernel,
+        canary::{self, ReturnProbes},
         preflight::{Machine, Outcome, judge},
     },
     metrics::Metrics,
@@ -70,6 +71,10 @@ impl Run {
             }
             return ExitCode::FAILURE;
         }
+        let outcome = canary::check();
+        if let ReturnProbes::Refused { why } = ReturnProbes::from(&outcome) {
+            tracing::warn!("transfers are followed in part only: {why}");
+        }
         let (kernel, ring) = match Kernel::load(config.sizes()) {
             Ok(loaded) => loaded,
             Err(error) => return fail(error),
@@ -94,7 +99,8 @@ impl Run {
             }
             let api = Api { registry, health: Arc::clone(&health), status: ask };
             let (notices, only, resynchronise) = (None, self.pid, !self.no_resynchronise);
-            let parts = Parts { config, rules, kernel, ring, metrics, health, notices, only, resynchronise };
+            let returns = ReturnProbes::from(&outcome);
+            let parts = Parts { config, rules, kernel, ring, metrics, health, notices, only, returns, resynchronise };
             let pipeline = match Pipeline::start(parts) {
                 Ok(pipeline) => pipeline,
                 Err(error) => return fail(error),

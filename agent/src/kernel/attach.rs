@@ -10,6 +10,7 @@ use dislodge_ebpf::process::AttachCookie;
 
 use super::{
     AttachError, Kernel,
+    canary::ReturnProbes,
     plan::{Planned, ProbeReport, ProbeState, Site, plan},
     probe::{PROBES, ProbeSet},
 };
@@ -25,35 +26,24 @@ pub(super) struct Link {
     pub(super) id: UProbeLinkId,
 }
 
-/// Whether return probes may be used on this node.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ReturnProbes {
-    /// A process under a container's seccomp filter survives them.
-    Allowed,
-    /// They are not attached.
-    Refused {
-        /// Why, for people.
-        why: String,
-    },
-}
-
 impl Kernel {
     /// Puts the probes of `sets` that belong to a library on it, for one process only. Each row says what became of it;
-    /// rows of other sets say that they are on demand.
+    /// rows of other sets say that they are on demand. Also the offset of the status in NIXL's handles, where the
+    /// library's code shows it.
     pub fn attach_library(
         &mut self,
         key: ProcessKey,
         library: &MappedLibrary,
         sets: &[ProbeSet],
         returns: &ReturnProbes,
-    ) -> Vec<ProbeReport> {
+    ) -> (Vec<ProbeReport>, Option<u32>) {
         let mut links = Vec::new();
-        let rows = self.attach_sets(key, library, sets, returns, &mut links);
+        let (rows, offset) = self.attach_sets(key, library, sets, returns, &mut links);
         match self.traced.get_mut(&key) {
             Some(traced) => traced.links.append(&mut links),
             None => self.drop_links(key, links),
         }
-        rows
+        (rows, offset)
     }
 
     pub(super) fn attach_sets(
@@ -63,7 +53,7 @@ impl Kernel {
         sets: &[ProbeSet],
         returns: &ReturnProbes,
         links: &mut Vec<Link>,
-    ) -> Vec<ProbeReport> {
+    ) -> (Vec<ProbeReport>, Option<u32>) {
         let planned = match SymbolTable::read(&library.path) {
             Ok(symbols) => plan(library.role, &symbols),
             Err(error) => PROBES
@@ -72,7 +62,8 @@ impl Kernel {
                 .map(|spec| Planned::Unusable(spec, error.to_string()))
                 .collect(),
         };
-        planned
+        let offset = planned.iter().find_map(Planned::status_offset);
+        let rows = planned
             .into_iter()
             .map(|planned| {
                 let spec = planned.spec();
@@ -94,7 +85,8 @@ impl Kernel {
                     state,
                 }
             })
-            .collect()
+            .collect();
+        (rows, offset)
     }
 
     pub(super) fn drop_links(&mut self, key: ProcessKey, links: Vec<Link>) {

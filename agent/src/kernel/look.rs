@@ -5,7 +5,8 @@ use dislodge_ebpf::look::{CompletionKey, Completions, PollKey, Polls};
 
 use super::{
     Kernel,
-    attach::{Link, ReturnProbes},
+    attach::Link,
+    canary::ReturnProbes,
     plan::{ProbeReport, ProbeState},
     probe::ProbeSet,
 };
@@ -39,7 +40,7 @@ impl Kernel {
         let mut look = Look { key, links: Vec::new() };
         let mut rows = Vec::new();
         for library in libraries {
-            rows.extend(self.attach_sets(key, library, &[set], returns, &mut look.links));
+            rows.extend(self.attach_sets(key, library, &[set], returns, &mut look.links).0);
         }
         rows.retain(|row| row.set == set);
         if rows.iter().any(|row| row.state == ProbeState::Attached) { Ok(look) } else { Err(rows) }

@@ -125,6 +125,16 @@ pub fn plan(role: LibraryRole, symbols: &SymbolTable) -> Vec<Planned> {
 }
 
 impl Planned {
+    /// Where NIXL's handles have their status, if this is the probe that has to know.
+    pub fn status_offset(&self) -> Option<u32> {
+        match self {
+            Self::At(site) if site.spec.parameter == Parameter::StatusOffset && site.parameter != 0 => {
+                Some(site.parameter)
+            }
+            _ => None,
+        }
+    }
+
     /// The row of the table.
     pub fn spec(&self) -> &'static ProbeSpec {
         match self {

@@ -2,12 +2,13 @@
 
 use std::collections::HashMap;
 
-use super::{Pipeline, notice::Notice};
+use super::{Pipeline, notice::Notice, servers::Server};
 use crate::{
     diagnose::Cause,
     event::{Phase, clock::Monotonic},
     metrics::{AlertLabel, CauseLabel, Metrics, PhaseLabel, RuleLabel, StateLabel, TargetLabel, reason},
-    server::status::{AlertStatus, ControlStatus, ServerStatus, Status},
+    request::transfers::Transfers,
+    server::status::{AlertStatus, ControlStatus, ServerStatus, Status, SubjectStatus, TransfersStatus},
 };
 
 /// Alerts that `/status` lists; the rest is counted.
@@ -103,6 +104,31 @@ impl Pipeline {
         }
     }
 
+    fn transfers_status(&self, server: &Server, now: Monotonic) -> TransfersStatus {
+        let key = server.target.key;
+        let transfers = self.core.tracker.transfers(key);
+        let mut subjects: Vec<SubjectStatus> = transfers
+            .into_iter()
+            .flat_map(Transfers::subjects)
+            .filter_map(|(subject, transfers)| SubjectStatus::of(subject, transfers, now))
+            .collect();
+        subjects.sort_by(|a, b| b.oldest_seconds.total_cmp(&a.oldest_seconds));
+        let not_joined =
+            transfers.and_then(|transfers| transfers.not_joined().under_way()).map_or(0, |(count, _)| count);
+        let under_way = subjects.iter().map(|subject| subject.under_way).sum::<usize>() + not_joined;
+        let subjects_not_listed = subjects.len().saturating_sub(MAX_LISTED);
+        subjects.truncate(MAX_LISTED);
+        TransfersStatus {
+            watch: self.core.tracker.server(key).map(|state| state.native.watch).unwrap_or_default(),
+            probes: server.engine.probes.clone(),
+            unreachable: server.engine.unreachable.clone(),
+            under_way,
+            under_way_not_joined: not_joined,
+            subjects,
+            subjects_not_listed,
+        }
+    }
+
     pub(super) fn status(&self, now: Monotonic) -> Status {
         let mut servers: Vec<ServerStatus> = self
             .servers
@@ -124,6 +150,7 @@ impl Pipeline {
                     queue_length: state.and_then(|state| state.queue_length).map(|(length, _)| length),
                     paused: state.is_some_and(|state| state.paused),
                     requests: self.core.tracker.requests().filter(|tracked| tracked.key.process == key).count(),
+                    transfers: self.transfers_status(server, now),
                     events_seen: self.kernel.counters(key).map_or(0, |counters| counters.seen),
                     events_lost: self.kernel.counters(key).map_or(0, |counters| counters.lost()),
                 }

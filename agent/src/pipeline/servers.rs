@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use dislodge_ebpf::loss::ProcessCounters;
 use tokio::sync::mpsc;
 
-use super::{Pipeline, notice::Notice};
+use super::{Pipeline, engines::EngineState, notice::Notice};
 use crate::{
     event::{ProcessKey, clock::Monotonic},
     metrics::{Metrics, reason},
@@ -25,6 +25,8 @@ pub(super) struct Server {
     pub(super) target: Target,
     pub(super) probe: Result<(), String>,
     pub(super) control: Result<Channel, String>,
+    pub(super) engine: EngineState,
+    is_tracked: bool,
     pub(super) shown_length: Option<u32>,
     counted: ProcessCounters,
     discarded: (u64, u64),
@@ -42,9 +44,9 @@ impl Server {
 }
 
 /// Looks for schedulers off the loop; a look that is still under way is not repeated.
-pub(super) fn look(found: mpsc::Sender<Vec<Target>>) {
+pub(super) fn look(found: mpsc::Sender<Vec<Target>>, only: Vec<u32>) {
     if let Ok(permit) = found.try_reserve_owned() {
-        tokio::task::spawn_blocking(move || permit.send(discover::schedulers()));
+        tokio::task::spawn_blocking(move || permit.send(discover::servers(&only)));
     }
 }
 
@@ -67,6 +69,8 @@ impl Pipeline {
                 target: target.clone(),
                 probe: Err("not looked at yet".to_owned()),
                 control: Err("not looked at yet".to_owned()),
+                engine: EngineState::new(now),
+                is_tracked: false,
                 shown_length: None,
                 counted: ProcessCounters::default(),
                 discarded: (0, 0),
@@ -77,6 +81,7 @@ impl Pipeline {
             if self.servers.get(&target.key).is_some_and(|server| server.probe.is_ok() && server.control.is_err()) {
                 self.take_control(target.key);
             }
+            self.look_over(target.key, now);
         }
         if self.health.scanned() {
             self.say_what_is_missing(&found);
@@ -87,7 +92,10 @@ impl Pipeline {
     fn say_what_is_missing(&self, found: &[Target]) {
         let title = discover::SCHEDULER_TITLE;
         for pid in self.only.iter().filter(|pid| !found.iter().any(|target| target.key.pid == **pid)) {
-            tracing::warn!("pid {pid} is not an SGLang scheduler (yet): its title does not begin with {title}");
+            tracing::warn!(
+                "pid {pid} is not an SGLang scheduler (yet): its title does not begin with {title}, and it has no transfer \
+                 engine loaded"
+            );
         }
         if self.only.is_empty() && found.is_empty() {
             tracing::info!("no SGLang scheduler on this node yet: no process title begins with {title}; looking on");
@@ -102,18 +110,8 @@ impl Pipeline {
         };
         let probe = match result {
             Ok(()) => {
-                let identity = ServerIdentity {
-                    pid: key.pid,
-                    start: key.start,
-                    title: target.title.clone(),
-                    node: self.config.node.clone(),
-                    container: None,
-                };
                 tracing::info!(pid = key.pid, title = target.title, "attached");
-                self.core.attach(key, identity, discover::clock_offset(key.pid));
-                if let Some(identity) = self.core.identity(key) {
-                    self.notify(Notice::Attached(Arc::clone(identity)));
-                }
+                self.track(key);
                 Ok(())
             }
             Err((is_error, message)) => {
@@ -123,6 +121,25 @@ impl Pipeline {
         };
         if let Some(server) = self.servers.get_mut(&key) {
             server.probe = probe;
+        }
+    }
+
+    /// Starts to track a server: something of it is seen now.
+    pub(super) fn track(&mut self, key: ProcessKey) {
+        let Some(server) = self.servers.get_mut(&key) else { return };
+        if std::mem::replace(&mut server.is_tracked, true) {
+            return;
+        }
+        let identity = ServerIdentity {
+            pid: key.pid,
+            start: key.start,
+            title: server.target.title.clone(),
+            node: self.config.node.clone(),
+            container: None,
+        };
+        self.core.attach(key, identity, discover::clock_offset(key.pid));
+        if let Some(identity) = self.core.identity(key) {
+            self.notify(Notice::Attached(Arc::clone(identity)));
         }
     }
 
@@ -165,10 +182,10 @@ impl Pipeline {
     }
 
     fn let_go(&mut self, key: ProcessKey, now: Monotonic) {
-        self.account_for(key);
+        self.account_for(key, now);
         self.kernel.detach(key);
         if let Some(server) = self.servers.remove(&key)
-            && server.probe.is_ok()
+            && server.is_tracked
         {
             tracing::info!(pid = key.pid, title = server.target.title, "server ended");
             self.notify(Notice::Detached(key));
@@ -178,29 +195,35 @@ impl Pipeline {
     }
 
     /// Takes over what BPF has counted since the last time.
-    pub(super) fn account(&mut self) {
+    pub(super) fn account(&mut self, now: Monotonic) {
         let attached: Vec<ProcessKey> = self.kernel.attached().collect();
         for key in attached {
-            self.account_for(key);
+            self.account_for(key, now);
         }
     }
 
-    fn account_for(&mut self, key: ProcessKey) {
+    fn account_for(&mut self, key: ProcessKey, now: Monotonic) {
         let (Some(counters), Some(server)) = (self.kernel.counters(key), self.servers.get_mut(&key)) else { return };
         let before = std::mem::replace(&mut server.counted, counters);
-        let Metrics { events_seen, events_lost, details_lost, .. } = &self.metrics;
+        let Metrics { events_seen, events_lost, details_lost, calls_lost, .. } = &self.metrics;
         events_seen.inc_by(counters.seen.saturating_sub(before.seen));
         let lost = counters.ring_full.saturating_sub(before.ring_full);
+        let full = counters.calls_full.saturating_sub(before.calls_full);
         for (family, name, count) in [
             (events_lost, "ring_full", lost),
             (details_lost, "fault", counters.detail_fault.saturating_sub(before.detail_fault)),
             (details_lost, "truncated", counters.detail_truncated.saturating_sub(before.detail_truncated)),
+            (calls_lost, "map_full", full),
+            (calls_lost, "entry_not_seen", counters.returns_unmatched.saturating_sub(before.returns_unmatched)),
         ] {
             family.get_or_create(&reason(name)).inc_by(count);
         }
         if lost > 0 {
             tracing::warn!(pid = key.pid, lost, "events lost: the ring was full");
             self.core.tracker.needs_resync(key.pid, ResyncReason::EventsLost);
+        }
+        if lost + full > 0 {
+            self.core.tracker.native_lost(key, now);
         }
     }
 

@@ -6,7 +6,8 @@ use std::collections::{HashMap, VecDeque};
 use super::{
     correlate::{Joined, NotJoined, TransferSubject, join},
     transfer::{
-        Observation, SubjectTransfers, Transfer, TransferEnd, TransferState, end_of_posting, end_of_release, end_of_status,
+        Observation, SubjectTransfers, Transfer, TransferEnd, TransferState, end_of_posting, end_of_release,
+        end_of_status,
     },
 };
 use crate::event::{

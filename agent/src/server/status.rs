@@ -10,6 +10,8 @@ use serde::Serialize;
 use crate::{
     diagnose::Evidence,
     event::{Hello, Rid, Room, clock::Monotonic},
+    kernel::plan::ProbeReport,
+    request::{Watch, correlate::TransferSubject, transfer::SubjectTransfers},
     rule::Mode,
     verdict::Verdict,
 };
@@ -57,10 +59,78 @@ pub struct ServerStatus {
     pub paused: bool,
     /// Live requests.
     pub requests: usize,
-    /// Marks that BPF saw.
+    /// What its transfer engine shows.
+    pub transfers: TransfersStatus,
+    /// Events that BPF saw.
     pub events_seen: u64,
     /// Events that were lost.
     pub events_lost: u64,
+}
+
+/// The transfers of one server.
+#[derive(Clone, Debug, Serialize)]
+pub struct TransfersStatus {
+    /// Whether each one is seen.
+    #[serde(flatten)]
+    pub watch: Watch,
+    /// The probes on the libraries of its transfer engine.
+    pub probes: Vec<ProbeReport>,
+    /// Libraries that cannot be opened, and why.
+    pub unreachable: Vec<String>,
+    /// Transfers that are under way.
+    pub under_way: usize,
+    /// Those of which it is not known what they are about.
+    pub under_way_not_joined: usize,
+    /// Rooms and requests with transfers that are under way or were given up, the longest first.
+    pub subjects: Vec<SubjectStatus>,
+    /// Rooms and requests beyond those.
+    pub subjects_not_listed: usize,
+}
+
+/// The transfers of one room or request.
+#[derive(Clone, Debug, Serialize)]
+pub struct SubjectStatus {
+    /// Which room or request.
+    #[serde(flatten)]
+    pub subject: TransferSubject,
+    /// `InFlight` while one is under way, `Unknown` after one was given up.
+    pub state: &'static str,
+    /// How many are under way.
+    pub under_way: usize,
+    /// Since when the oldest is, in seconds.
+    pub oldest_seconds: f64,
+    /// When one of them was posted, moved or ended last, in seconds ago.
+    pub moved_seconds_ago: f64,
+    /// How many were posted.
+    pub posted: u64,
+    /// How many are done.
+    pub done: u64,
+    /// How many failed.
+    pub failed: u64,
+    /// How many were given up before their end was seen.
+    pub given_up: u64,
+}
+
+impl SubjectStatus {
+    /// What is known of a room's or request's transfers; nothing when all are over.
+    pub fn of(subject: &TransferSubject, transfers: &SubjectTransfers, now: Monotonic) -> Option<Self> {
+        if transfers.is_over() {
+            return None;
+        }
+        let under_way = transfers.under_way();
+        let seconds = |since: Option<Monotonic>| since.map_or(0.0, |since| now.since(since).as_secs_f64());
+        Some(Self {
+            subject: subject.clone(),
+            state: if under_way.is_some() { "InFlight" } else { "Unknown" },
+            under_way: under_way.map_or(0, |(count, _)| count),
+            oldest_seconds: seconds(under_way.map(|(_, oldest)| oldest)),
+            moved_seconds_ago: seconds(transfers.last_moved()),
+            posted: transfers.posted,
+            done: transfers.done,
+            failed: transfers.failed,
+            given_up: transfers.unproved,
+        })
+    }
 }
 
 /// The state of a control channel.

@@ -5,7 +5,10 @@ use std::{
     io::Read as _,
 };
 
-use super::Target;
+use super::{
+    Target,
+    library::{self, LibraryRole, MappedLibrary},
+};
 use crate::event::ProcessKey;
 
 /// How every scheduler's title begins (`setproctitle` in SGLang's `run_scheduler_process`).
@@ -28,6 +31,26 @@ pub fn schedulers() -> Vec<Target> {
             Some(Target { key: process_key(pid)?, title })
         })
         .collect()
+}
+
+/// Every scheduler of this node, and those of `only` that are none but have a transfer engine loaded.
+pub fn servers(only: &[u32]) -> Vec<Target> {
+    let mut servers = schedulers();
+    let others = only.iter().filter(|pid| servers.iter().all(|server| server.key.pid != **pid));
+    let others: Vec<Target> = others.filter_map(|pid| with_transfer_engine(*pid)).collect();
+    servers.extend(others);
+    servers
+}
+
+fn with_transfer_engine(pid: u32) -> Option<Target> {
+    let key = process_key(pid)?;
+    let is_engine = |library: &MappedLibrary| matches!(library.role, LibraryRole::Nixl | LibraryRole::MooncakeEngine);
+    library::find(pid).ok()?.mapped.iter().any(is_engine).then(|| Target { key, title: name(pid) })
+}
+
+/// The name of a process that has no title: `/proc/PID/comm`, at most 15 bytes.
+fn name(pid: u32) -> String {
+    fs::read_to_string(format!("/proc/{pid}/comm")).map(|name| name.trim_end().to_owned()).unwrap_or_default()
 }
 
 /// The process of a pid, as it is now; nothing when there is none.
