@@ -1,6 +1,6 @@
 """The decode peer of `server.py`: receives the rooms that it is told on stdin, and reports on each whether its data is right.
 
-    decode.py RELEASE_DIR BOOTSTRAP_PORT
+    decode.py RELEASE_DIR BOOTSTRAP_PORT BACKEND
 
 Takes lines `ROOM PAGES`; answers `{"room": …, "state": "Success" | "Failed", "data": true | false}`. It is titled as a decode
 server's scheduler is, loads plugins as one does, and never runs the prefill's pass.
@@ -19,6 +19,7 @@ from pathlib import Path
 
 from setproctitle import setproctitle
 
+import backends
 import release
 from memory import SLOTS, Memory, pattern
 
@@ -26,21 +27,21 @@ PR_SET_PDEATHSIG = 1
 
 
 class Decode:
-    def __init__(self, folder: Path, bootstrap_port: int, answers):
+    def __init__(self, folder: Path, bootstrap_port: int, backend: str, answers):
         self.answers = answers
-        loaded = release.load(folder, bootstrap_port, release_kv_cache=lambda *_, **__: None)
+        loaded = release.load(folder, bootstrap_port, release_kv_cache=lambda *_, **__: None, backend=backend)
         loaded.server_args.disaggregation_mode = "decode"
         release.load_plugins()
         setproctitle("sglang::scheduler_TP0")
         from sglang.srt.disaggregation.base.conn import KVPoll
-        from sglang.srt.disaggregation.nixl.conn import NixlKVManager, NixlKVReceiver
         from sglang.srt.disaggregation.utils import DisaggregationMode
 
         self.address, self.state_indices = f"127.0.0.1:{bootstrap_port}", release.state_indices(folder)
         self.terminal = {KVPoll.Success: "Success", KVPoll.Failed: "Failed"}
         self.memory, self.free = Memory(), list(range(SLOTS))
-        self.receiver_class = NixlKVReceiver
-        self.manager = NixlKVManager(self.memory.kv_args(), DisaggregationMode.DECODE, loaded.server_args, False)
+        self.receiver_class = backends.kv_class(backend, "RECEIVER")
+        backends.after_import(backend)
+        self.manager = backends.kv_class(backend, "MANAGER")(self.memory.kv_args(), DisaggregationMode.DECODE, loaded.server_args, False)
         self.waiting = []
 
     def receive(self, room: int, pages: int):
@@ -97,7 +98,7 @@ if __name__ == "__main__":
     status = 0
     die_with_the_server(int(os.environ["SERVER_PID"]))
     try:
-        Decode(Path(sys.argv[1]), int(sys.argv[2]), release.private_stdout()).run()
+        Decode(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], release.private_stdout()).run()
     except Exception:
         traceback.print_exc()
         status = 1

@@ -12,8 +12,9 @@ from pathlib import Path
 class DecodePeer:
     """Started when it is first asked for something, and again after it was killed."""
 
-    def __init__(self, folder: Path, bootstrap_port: int):
-        self.command = [sys.executable, str(Path(__file__).with_name("decode.py")), str(folder), str(bootstrap_port)]
+    def __init__(self, folder: Path, bootstrap_port: int, backend: str):
+        program = Path(__file__).with_name("decode.py")
+        self.command = [sys.executable, str(program), str(folder), str(bootstrap_port), backend]
         self.process, self.stopped, self.results = None, False, {}
 
     def expect(self, room: int, pages: int):

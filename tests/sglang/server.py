@@ -52,6 +52,7 @@ from pathlib import Path
 
 from setproctitle import setproctitle
 
+import backends
 import release
 from memory import PrefillMemory
 from peer import DecodePeer
@@ -60,6 +61,7 @@ from peer import DecodePeer
 def parse_options():
     parser = argparse.ArgumentParser()
     parser.add_argument("release", type=Path)
+    parser.add_argument("--backend", choices=backends.NAMES, default="nixl", help="transfer backend (default: nixl)")
     parser.add_argument("--control", help="Unix socket to take commands from, instead of stdin")
     parser.add_argument("--queues", type=int, help="transfer queues (SGLang's default is 4)")
     for group in ("tp", "pp", "cp"):
@@ -83,17 +85,17 @@ def run_scheduler_process(options, answers):
     if options.queues:
         os.environ["SGLANG_DISAGGREGATION_QUEUE_SIZE"] = str(options.queues)
     folder, bootstrap_port, memory = options.release.resolve(), free_port(), PrefillMemory()
-    loaded = release.load(folder, bootstrap_port, memory.release_kv_cache)
+    loaded = release.load(folder, bootstrap_port, memory.release_kv_cache, options.backend)
     from commands import Commands
     from scheduler import Scheduler, make_classes
 
     make_classes(folder)
     release.load_plugins()
     setproctitle("sglang::scheduler_TP0")
-    start_bootstrap_server(bootstrap_port)
+    start_bootstrap_server(bootstrap_port, options.backend)
     scheduler = Scheduler(loaded, bootstrap_port, memory)
     scheduler.claim_sizes(options.tp, options.pp, options.cp)
-    peers = DecodePeer(folder, bootstrap_port), DecodePeer(folder, bootstrap_port)
+    peers = [DecodePeer(folder, bootstrap_port, options.backend) for _ in range(2)]
     print(json.dumps({"ready": os.getpid(), "metrics": scheduler.metrics_collector.port}), file=answers, flush=True)
     take_commands(scheduler, options.control, answers)
     try:
@@ -107,11 +109,9 @@ def run_scheduler_process(options, answers):
             os.unlink(options.control)
 
 
-def start_bootstrap_server(port: int):
+def start_bootstrap_server(port: int, backend: str):
     """In SGLang it lives in the main process. Older managers register once only, so it has to listen by then."""
-    from sglang.srt.disaggregation.nixl.conn import NixlKVBootstrapServer
-
-    NixlKVBootstrapServer("127.0.0.1", port)
+    backends.kv_class(backend, "BOOTSTRAP_SERVER")("127.0.0.1", port)
     for _ in release.until(lambda: listening(port), "the bootstrap server"):
         time.sleep(0.05)
 

@@ -1,0 +1,63 @@
+"""The transfer backends that the test-bed runs, and what each needs before and after the release is imported.
+
+`nixl` and `mooncake` are the real engines, over TCP on the loopback interface. `mori` and `ascend` run the release's own Python
+code on a stand-in for the engine (`engine_stand_in.py`): ROCm and CANN are not to be had on a machine without such a card.
+"""
+
+import importlib
+import os
+
+import stand_ins
+
+NAMES = ("nixl", "mooncake", "mori", "ascend")
+
+TRANSFER_TIMEOUT = "5"
+"""Seconds after which Mooncake gives a batch up (MC_TRANSFER_TIMEOUT; its default is 30, and 5 its minimum)."""
+
+
+def before_torch(name: str):
+    """The engine's own modules: NIXL looks at the real torch, if there is one."""
+    if name == "nixl":
+        os.environ.setdefault("UCX_TLS", "tcp,self")  # through shared memory a write ends although its peer is stopped
+        os.environ.setdefault("UCX_NET_DEVICES", "lo")
+        import nixl._api as nixl_api
+
+        original = nixl_api.nixl_agent.__init__
+
+        def host_memory_as_vram(agent, *args, **kwargs):
+            """Some releases register their KV pool as VRAM whatever it is."""
+            original(agent, *args, **kwargs)
+            agent.nixl_mems["VRAM"] = agent.nixl_mems["DRAM"]
+
+        nixl_api.nixl_agent.__init__ = host_memory_as_vram
+    elif name == "mooncake":
+        os.environ["MC_FORCE_TCP"] = "1"
+        os.environ.setdefault("MOONCAKE_PROTOCOL", "tcp")  # 0.5.12 and later read it
+        os.environ.setdefault("MC_TRANSFER_TIMEOUT", TRANSFER_TIMEOUT)
+        os.environ.setdefault("MC_LOG_LEVEL", "WARNING")
+        import mooncake.engine  # noqa: F401  (fails here, with the missing library's name, rather than in a worker)
+    else:
+        import engine_stand_in
+
+        engine_stand_in.install(name)
+
+
+def after_import(name: str):
+    """What the server does once, before it makes its manager: the engine that Mooncake's managers share (the model runner's
+    `init_mooncake_transfer_engine`)."""
+    if name == "mooncake":
+        importlib.import_module(stand_ins.MOONCAKE_ENGINE).init_mooncake_transfer_engine("127.0.0.1", 0, None)
+
+
+def backend(name: str):
+    """SGLang's own name of the backend."""
+    from sglang.srt.disaggregation.utils import TransferBackend
+
+    return TransferBackend(name)
+
+
+def kv_class(name: str, kind: str):
+    """The release's class of this backend: MANAGER, SENDER, RECEIVER or BOOTSTRAP_SERVER."""
+    from sglang.srt.disaggregation.utils import KVClassType, get_kv_class
+
+    return get_kv_class(backend(name), KVClassType[kind])
