@@ -61,3 +61,8 @@ def kv_class(name: str, kind: str):
     from sglang.srt.disaggregation.utils import KVClassType, get_kv_class
 
     return get_kv_class(backend(name), KVClassType[kind])
+
+
+def transfer_queues(manager):
+    """The queues between the scheduler and the transfer workers; none where `send` posts by itself (NIXL until 0.5.11)."""
+    return getattr(manager, "transfer_queues", None) or getattr(manager, "_transfer_queues", None) or ()

@@ -6,6 +6,7 @@ import os
 import time
 from types import SimpleNamespace
 
+import backends
 from memory import PAGES, SLOT_PAGES
 from release import pause, until
 from scheduler import POLL, KVPoll
@@ -81,8 +82,12 @@ class Commands:
         self.scheduler.prefill(req)
 
     def in_flight(self, req):
-        if hasattr(req.disagg_kv_sender.kv_mgr, "transfer_queues"):  # else `send` itself has posted it
+        manager = req.disagg_kv_sender.kv_mgr
+        queues = backends.transfer_queues(manager)
+        if queues and hasattr(manager, "agent"):  # NIXL's worker says that it has begun
             yield from until(lambda: req.disagg_kv_sender.poll() == KVPoll.Transferring, "the transfer worker")
+        elif queues:
+            yield from until(lambda: not any(queue._buf for queue in queues), "the transfer worker")
         yield from pause(IN_FLIGHT)
 
     def ended(self, rid):
@@ -94,10 +99,10 @@ class Commands:
 
     # Requests.
 
-    def do_healthy(self, count="1"):
+    def do_healthy(self, count="1", size="small"):
         good = 0
         for _ in range(int(count)):
-            (req,) = yield from self.admitted(1)
+            (req,) = yield from self.admitted(1, SLOT_PAGES if size == "large" else PAGES)
             rid = req.rid
             self.scheduler.prefill(req)
             del req
@@ -156,7 +161,7 @@ class Commands:
 
     def do_blocked(self, count="1"):
         """Victims behind a culprit in the same transfer queue."""
-        queues = len(getattr(self.scheduler.disagg_prefill_bootstrap_queue.kv_manager, "transfer_queues", ()))
+        queues = len(backends.transfer_queues(self.scheduler.disagg_prefill_bootstrap_queue.kv_manager))
         if not queues:
             raise RuntimeError("this release has no transfer queues")
         # Until 0.5.16 the room chooses the queue, since then the decode's port: with more queues than one the victims
