@@ -11,10 +11,6 @@ import stand_ins
 
 NAMES = ("nixl", "mooncake", "mori", "ascend")
 
-TRANSFER_TIMEOUT = "5"
-"""Seconds after which Mooncake gives a batch up (MC_TRANSFER_TIMEOUT; its default is 30, and 5 its minimum)."""
-
-
 def before_torch(name: str):
     """The engine's own modules: NIXL looks at the real torch, if there is one."""
     if name == "nixl":
@@ -33,7 +29,6 @@ def before_torch(name: str):
     elif name == "mooncake":
         os.environ["MC_FORCE_TCP"] = "1"
         os.environ.setdefault("MOONCAKE_PROTOCOL", "tcp")  # 0.5.12 and later read it
-        os.environ.setdefault("MC_TRANSFER_TIMEOUT", TRANSFER_TIMEOUT)
         os.environ.setdefault("MC_LOG_LEVEL", "WARNING")
         import mooncake.engine  # noqa: F401  (fails here, with the missing library's name, rather than in a worker)
     else:

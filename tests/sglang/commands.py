@@ -87,7 +87,8 @@ class Commands:
         if queues and hasattr(manager, "agent"):  # NIXL's worker says that it has begun
             yield from until(lambda: req.disagg_kv_sender.poll() == KVPoll.Transferring, "the transfer worker")
         elif queues:
-            yield from until(lambda: not any(queue._buf for queue in queues), "the transfer worker")
+            room = req.bootstrap_room
+            yield from until(lambda: all(chunk.room != room for queue in queues for chunk in queue._buf), "the transfer worker")
         yield from pause(IN_FLIGHT)
 
     def ended(self, rid):
@@ -211,6 +212,14 @@ class Commands:
         self.decode.kill()
         self.memory.written_from.clear()
         return {"decode": pid}
+
+    # The engine, where it is a stand-in.
+
+    def do_engine(self, mode):
+        import engine_stand_in
+
+        engine_stand_in.MODE.name = mode
+        return {"engine": mode}
 
     # The server.
 
