@@ -4,6 +4,7 @@
 code on a stand-in for the engine (`engine_stand_in.py`): ROCm and CANN are not to be had on a machine without such a card.
 """
 
+import ctypes
 import importlib
 import os
 
@@ -61,3 +62,19 @@ def kv_class(name: str, kind: str):
 def transfer_queues(manager):
     """The queues between the scheduler and the transfer workers; none where `send` posts by itself (NIXL until 0.5.11)."""
     return getattr(manager, "transfer_queues", None) or getattr(manager, "_transfer_queues", None) or ()
+
+
+def overwrite_what_was_sent(manager, value: int) -> str:
+    """From now on each page is overwritten at the moment at which Mooncake's call returns that was to write it: whatever of it
+    reaches the decode after that shows there. Returns the call's name."""
+    engine = manager.engine
+    original = engine.batch_transfer_sync
+
+    def batch_transfer_sync(session_id, buffers, peer_buffer_addresses, lengths):
+        status = original(session_id, buffers, peer_buffer_addresses, lengths)
+        for buffer, length in zip(buffers, lengths):
+            ctypes.memset(buffer, value, length)
+        return status
+
+    engine.batch_transfer_sync = batch_transfer_sync
+    return original.__qualname__

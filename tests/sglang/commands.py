@@ -7,7 +7,7 @@ import time
 from types import SimpleNamespace
 
 import backends
-from memory import PAGES, SLOT_PAGES
+from memory import PAGES, POISON, SLOT_PAGES, pattern
 from release import pause, until
 from scheduler import POLL, KVPoll
 
@@ -70,6 +70,9 @@ class Commands:
             if req.rid in failed:
                 raise RuntimeError(f"{req.rid} did not bootstrap")
             waiting.remove(req)
+
+    def manager(self):
+        return self.scheduler.disagg_prefill_bootstrap_queue.kv_manager
 
     def admitted(self, count, pages=PAGES):
         reqs = [self.admit(pages=pages) for _ in range(count)]
@@ -162,7 +165,7 @@ class Commands:
 
     def do_blocked(self, count="1"):
         """Victims behind a culprit in the same transfer queue."""
-        queues = len(backends.transfer_queues(self.scheduler.disagg_prefill_bootstrap_queue.kv_manager))
+        queues = len(backends.transfer_queues(self.manager()))
         if not queues:
             raise RuntimeError("this release has no transfer queues")
         # Until 0.5.16 the room chooses the queue, since then the decode's port: with more queues than one the victims
@@ -213,7 +216,22 @@ class Commands:
         self.memory.written_from.clear()
         return {"decode": pid}
 
-    # The engine, where it is a stand-in.
+    def do_decode_abort(self, rid):
+        self.peers[rid].tell(f"abort {self.rooms[rid]}")
+        return {"room": self.rooms[rid]}
+
+    def do_look(self, rid):
+        """What the decode has in the request's pages by now."""
+        peer, room = self.peers[rid], self.rooms[rid]
+        peer.looks.pop(room, None)
+        peer.tell(f"look {room}")
+        yield from until(lambda: room in peer.looks, "the decode's answer")
+        return peer.looks[room] | {"right": str(pattern(room)), "poison": str(POISON)}
+
+    # The engine.
+
+    def do_overwrite(self):
+        return {"overwrites": backends.overwrite_what_was_sent(self.manager(), POISON)}
 
     def do_engine(self, mode):
         import engine_stand_in

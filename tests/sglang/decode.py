@@ -2,8 +2,9 @@
 
     decode.py RELEASE_DIR BOOTSTRAP_PORT BACKEND
 
-Takes lines `ROOM PAGES`; answers `{"room": …, "state": "Success" | "Failed", "data": true | false}`. It is titled as a decode
-server's scheduler is, loads plugins as one does, and never runs the prefill's pass.
+Takes lines `ROOM PAGES`; answers `{"room": …, "state": "Success" | "Failed", "data": true | false}`. `abort ROOM` gives a
+room up, as a client that went away does; `look ROOM` answers `{"room": …, "pages": {byte: pages that hold it}}`. It is titled
+as a decode server's scheduler is, loads plugins as one does, and never runs the prefill's pass.
 """
 
 import ctypes
@@ -43,6 +44,7 @@ class Decode:
         backends.after_import(backend)
         self.manager = backends.kv_class(backend, "MANAGER")(self.memory.kv_args(), DisaggregationMode.DECODE, loaded.server_args, False)
         self.waiting = []
+        self.places = {}  # room -> slot, pages
 
     def receive(self, room: int, pages: int):
         slot = self.free.pop(0)
@@ -51,6 +53,7 @@ class Decode:
         receiver.init(0)
         receiver.send_metadata(self.memory.pages(slot, pages), aux_index=slot, state_indices=self.state_indices)
         self.waiting.append((room, receiver, slot, pages))
+        self.places[room] = slot, pages
 
     def poll(self):
         for entry in list(self.waiting):
@@ -59,12 +62,25 @@ class Decode:
             if state not in self.terminal:
                 continue
             data = self.memory.holds(slot, pages, pattern(room))
-            self.answers.write(json.dumps({"room": room, "state": self.terminal[state], "data": data}) + "\n")
-            self.answers.flush()
+            self.answer({"room": room, "state": self.terminal[state], "data": data})
             receiver.clear()
             self.waiting.remove(entry)
             if self.terminal[state] == "Success":  # into a failed request's pages a late write may still come
                 self.free.append(slot)
+
+    def answer(self, what):
+        self.answers.write(json.dumps(what) + "\n")
+        self.answers.flush()
+
+    def obey(self, line):
+        name, *arguments = line.split()
+        if name == "abort":
+            next(receiver for room, receiver, *_ in self.waiting if room == int(arguments[0])).abort()
+        elif name == "look":
+            room = int(arguments[0])
+            self.answer({"room": room, "pages": self.memory.census(*self.places[room])})
+        else:
+            self.receive(int(name), *map(int, arguments))
 
     def run(self):
         for _ in release.until(lambda: self.manager.try_ensure_parallel_info(self.address), "the prefill server"):
@@ -76,7 +92,7 @@ class Decode:
                 line = inbox.get()
                 if line is None:
                     return
-                self.receive(*map(int, line.split()))
+                self.obey(line)
             self.poll()
             time.sleep(0.001)
 

@@ -40,6 +40,12 @@ class Memory:
         first = slot * SLOT_PAGES
         return bool(all((layer[first:first + count] == value).all() for layer in self.kv) and (self.aux[slot] == value).all())
 
+    def census(self, slot: int, count: int) -> dict:
+        """How many pages begin with which byte, over all buffers."""
+        first = slot * SLOT_PAGES
+        values, counts = np.unique([layer[first:first + count, 0] for layer in self.kv], return_counts=True)
+        return {str(value): int(count) for value, count in zip(values, counts)}
+
     def kv_args(self):
         """SGLang's KVArgs: all fields that any release reads."""
         from sglang.srt.disaggregation.base.conn import KVArgs
