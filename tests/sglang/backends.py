@@ -12,6 +12,12 @@ import stand_ins
 
 NAMES = ("nixl", "mooncake", "mori", "ascend")
 
+def slot_pages(name: str) -> int:
+    """Pages of a large request in each of its buffers, of 32 KiB: what a connection's TCP buffers on both sides can't hold (about
+    10 MiB). NIXL writes all buffers over one connection, Mooncake each over its own."""
+    return 1024 if name == "mooncake" else 256
+
+
 def before_torch(name: str):
     """The engine's own modules: NIXL looks at the real torch, if there is one."""
     if name == "nixl":

@@ -7,7 +7,7 @@ import time
 from types import SimpleNamespace
 
 import backends
-from memory import PAGES, POISON, SLOT_PAGES, pattern
+from memory import PAGES, POISON, pattern
 from release import pause, until
 from scheduler import POLL, KVPoll
 
@@ -106,7 +106,7 @@ class Commands:
     def do_healthy(self, count="1", size="small"):
         good = 0
         for _ in range(int(count)):
-            (req,) = yield from self.admitted(1, SLOT_PAGES if size == "large" else PAGES)
+            (req,) = yield from self.admitted(1, self.memory.slot_pages if size == "large" else PAGES)
             rid = req.rid
             self.scheduler.prefill(req)
             del req
@@ -125,7 +125,7 @@ class Commands:
         return {"first": first.rid, "second": second.rid}
 
     def do_dup_inflight(self, room, second_is="sent"):
-        first = self.admit(int(room), SLOT_PAGES)
+        first = self.admit(int(room), self.memory.slot_pages)
         second = self.admit(int(room), peer=False)
         yield from self.bootstrapped(first, second)
         self.decode.stop()
@@ -155,7 +155,7 @@ class Commands:
         return {"rids": [req.rid for req in reqs]}
 
     def do_stop(self, count="1"):
-        reqs = yield from self.admitted(int(count), SLOT_PAGES)
+        reqs = yield from self.admitted(int(count), self.memory.slot_pages)
         self.decode.stop()
         for req in reqs:
             self.send_to_stopped(req)
@@ -172,7 +172,7 @@ class Commands:
         # can only be sure to share the culprit's where they share both.
         peer = self.second_decode if queues == 1 else self.decode
         base = self.next_room + queues - self.next_room % queues
-        culprit = self.admit(base, SLOT_PAGES)
+        culprit = self.admit(base, self.memory.slot_pages)
         victims = [self.admit(base + (n + 1) * queues, peer=peer) for n in range(int(count))]
         self.next_room = base + (len(victims) + 1) * queues
         yield from self.bootstrapped(culprit, *victims)

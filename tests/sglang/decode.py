@@ -39,7 +39,7 @@ class Decode:
 
         self.address, self.state_indices = f"127.0.0.1:{bootstrap_port}", release.state_indices(folder)
         self.terminal = {KVPoll.Success: "Success", KVPoll.Failed: "Failed"}
-        self.memory, self.free = Memory(), list(range(SLOTS))
+        self.memory, self.free = Memory(backends.slot_pages(backend)), list(range(SLOTS))
         self.receiver_class = backends.kv_class(backend, "RECEIVER")
         backends.after_import(backend)
         self.manager = backends.kv_class(backend, "MANAGER")(self.memory.kv_args(), DisaggregationMode.DECODE, loaded.server_args, False)

@@ -35,7 +35,7 @@ to nothing, like the first.
     finished             rid -> finish reason, and how often its pages were released
     good                 rid -> whether the decode got the right data; null while it got none
     pages_intact         rids whose write is unfinished, and those whose pages were released in that state
-    look RID             how many of the request's pages hold which byte on the decode side
+    look RID             how many first and last bytes of the request's pages are what on the decode side
     overwrite            from now on, Mooncake: what was sent is overwritten at the moment at which the call has returned
     engine MODE          mori and ascend: what the stand-in does, works | fails | hangs
     metrics | quit
@@ -90,7 +90,7 @@ def run_scheduler_process(options, answers):
     """The order is SGLang's: plugins, title, scheduler; the transfer backend is imported when the scheduler needs it."""
     if options.queues:
         os.environ["SGLANG_DISAGGREGATION_QUEUE_SIZE"] = str(options.queues)
-    folder, bootstrap_port, memory = options.release.resolve(), free_port(), PrefillMemory()
+    folder, bootstrap_port, memory = options.release.resolve(), free_port(), PrefillMemory(backends.slot_pages(options.backend))
     loaded = release.load(folder, bootstrap_port, memory.release_kv_cache, options.backend)
     from commands import Commands
     from scheduler import Scheduler, make_classes
