@@ -39,6 +39,8 @@ def before_torch(name: str):
         os.environ.setdefault("MC_LOG_LEVEL", "WARNING")
         import mooncake.engine  # noqa: F401  (fails here, with the missing library's name, rather than in a worker)
     else:
+        # mori's aux data would go by a message of its own, which may come after the one that says Success.
+        os.environ.setdefault("SGLANG_MORI_SEND_AUX_RDMA", "1")
         import engine_stand_in
 
         engine_stand_in.install(name)
