@@ -1,5 +1,5 @@
 //! What the hook marks of SGLang's released code on Mooncake's real engine; and of its mori and ascend code, on a stand-in for
-//! their engines (`tests/sglang/engine_stand_in.py`: they need ROCm and CANN).
+//! their engines (`tests/sglang/engine_stand_in.py`: they need ROCm, and an Ascend driver).
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 #[path = "support/support.rs"]

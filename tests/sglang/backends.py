@@ -1,7 +1,7 @@
 """The transfer backends that the test-bed runs, and what each needs before and after the release is imported.
 
 `nixl` and `mooncake` are the real engines, over TCP on the loopback interface. `mori` and `ascend` run the release's own Python
-code on a stand-in for the engine (`engine_stand_in.py`): ROCm and CANN are not to be had on a machine without such a card.
+code on a stand-in for the engine (`engine_stand_in.py`): mori's wants ROCm, ascend's an Ascend driver.
 """
 
 import ctypes

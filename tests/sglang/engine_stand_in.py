@@ -1,4 +1,4 @@
-"""Stand-ins for mori's `IOEngine` and memfabric_hybrid's `TransferEngine`, which need ROCm and CANN.
+"""Stand-ins for mori's `IOEngine` and memfabric_hybrid's `TransferEngine`, which need ROCm, and an Ascend driver.
 
 They have the names and signatures that SGLang's mori and ascend code uses, and move the bytes themselves, with
 `process_vm_writev` into the decode's memory: what the decode then holds is right or wrong as with a real engine. How the real
