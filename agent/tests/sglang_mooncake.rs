@@ -34,9 +34,12 @@ fn on_mooncake(releases: &[&'static str], test: impl Fn(&'static str) + Sync) {
     }
 }
 
+/// A server whose engine is connected with the decode's: before that Mooncake's worker waits for a handshake.
 fn server<'a>(release: &'a str, arguments: &[&'a str], timeout: (&'a str, &'a str)) -> SglangServer {
     let setup = Setup::of(release).arguments(&["--backend", "mooncake"]).arguments(arguments);
-    setup.variable(timeout.0, timeout.1).start()
+    let mut server = setup.variable(timeout.0, timeout.1).start();
+    server.serve(1);
+    server
 }
 
 /// An agent that is to fail everything.
@@ -165,7 +168,9 @@ fn a_request_for_which_nothing_was_posted_is_freed_when_the_hook_is_asked() {
 #[test]
 fn a_request_of_several_ranks_or_of_a_shared_room_is_not_failed() {
     on_mooncake(&["0.5.22"], |release| {
-        for (group, reason) in [("--tp", "tensor_parallel"), ("--cp", "context_parallel"), ("--pp", "pipeline_parallel")] {
+        for (group, reason) in
+            [("--tp", "tensor_parallel"), ("--cp", "context_parallel"), ("--pp", "pipeline_parallel")]
+        {
             let mut server = server(release, &[group, "2"], PATIENT);
             let agent = reckless(&server);
             let rid = text(&server.command("park")["rids"][0]);
