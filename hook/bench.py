@@ -1,10 +1,10 @@
 """What the hook costs the server: per unchanged poll, and per pass over 64 inflight requests.
 
-    python hook/bench.py [--json] [--rounds N]
+    python hook/bench.py [--json] [--rounds N] [--backend nixl|mooncake]
 
 Wrapped and unwrapped classes run side by side in one process, in turns; the figures are medians over the rounds, in CPU time
 of the thread. The classes are stand-ins with the shape of NIXL's sender in 0.5.12 (`poll` asks the manager, the manager looks
-in a dict) and of the scheduler's pass. The real marker is loaded when there is one for this machine.
+in a dict), or of Mooncake's in 0.5.22 (`poll` hands the question on, then compares the answer), and of the scheduler's pass. The real marker is loaded when there is one for this machine.
 """
 
 import argparse
@@ -25,7 +25,7 @@ POLLS = 3000  # a sample is a millisecond or less: on a shared machine few of th
 PASSES = 60
 
 
-def classes():
+def classes(backend):
     """A manager, a sender and a scheduler, made afresh: one set is wrapped, one is not."""
 
     class StandInKVManager:
@@ -47,6 +47,27 @@ def classes():
                 return 0
             return self.kv_mgr.check_status(self.bootstrap_room)
 
+    class StandInMooncakeKVSender(StandInKVSender):
+        def __init__(self, mgr, bootstrap_addr, bootstrap_room):
+            self.kv_mgr = mgr
+            self.bootstrap_room = bootstrap_room
+            self.conclude_state = None
+
+        def poll(self):
+            return self._poll_with_status(self.kv_mgr.check_status)
+
+        def _poll_with_status(self, check_status):
+            if self.conclude_state is not None:
+                return self.conclude_state
+            status = check_status(self.bootstrap_room)
+            if status == 4 and self.kv_mgr.staging_outstanding.get(self.bootstrap_room, 0) > 0:
+                return 3
+            if status in (4, 0):
+                self.conclude_state = status
+            elif status == 1:
+                return 0
+            return status
+
     class StandInScheduler:
         def __init__(self):
             self.disagg_prefill_inflight_queue = []
@@ -64,7 +85,8 @@ def classes():
             self.disagg_prefill_inflight_queue = undone
             return done
 
-    return StandInKVManager, StandInKVSender, StandInScheduler
+    sender = {"nixl": StandInKVSender, "mooncake": StandInMooncakeKVSender}[backend]
+    return StandInKVManager, sender, StandInScheduler
 
 
 class Request:
@@ -73,13 +95,14 @@ class Request:
         self.disagg_kv_sender = sender
 
 
-def server(wrapped):
-    manager_class, sender_class, scheduler_class = classes()
+def server(wrapped, backend):
+    manager_class, sender_class, scheduler_class = classes(backend)
     if wrapped:
-        for cls in (manager_class, sender_class):
-            cls.__module__ = importing.PREFIX + "nixl.conn"
+        for cls in (manager_class, *sender_class.__mro__[:-1]):
+            cls.__module__ = importing.PREFIX + f"{backend}.conn"
         wrappers.wrap_manager(manager_class)
-        wrappers.wrap_sender(sender_class)
+        for cls in sender_class.__mro__[:-1]:
+            wrappers.wrap_sender(cls)
         scheduler.wrap_pass(scheduler_class)
     manager, made = manager_class(), scheduler_class()
     for index in range(INFLIGHT):
@@ -107,8 +130,8 @@ def microseconds_per_pass(made):
     return (time.thread_time_ns() - start) / PASSES / 1000
 
 
-def measure(rounds):
-    plain, hooked = server(False), server(True)
+def measure(rounds, backend):
+    plain, hooked = server(False, backend), server(True, backend)
     series = {"poll_ns": ([], []), "pass_us": ([], [])}
     gc.disable()
     for _ in range(rounds):
@@ -138,9 +161,10 @@ def main():
     options = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     options.add_argument("--json", action="store_true", help="one JSON object instead of text")
     options.add_argument("--rounds", type=int, default=501)
+    options.add_argument("--backend", choices=("nixl", "mooncake"), default="nixl", help="whose sender's shape")
     options = options.parse_args()
     process.claim()
-    figures = measure(options.rounds)
+    figures = measure(options.rounds, options.backend)
     if options.json:
         print(json.dumps(figures))
         return

@@ -13,11 +13,32 @@ NIXL, FAKE, MOONCAKE, MORI, ASCEND, OTHER = 1, 2, 3, 4, 5, 0
 NUMBERS = {"nixl": NIXL, "fake": FAKE, "mooncake": MOONCAKE, "mori": MORI, "ascend": ASCEND}
 NAMES = {number: name for name, number in NUMBERS.items()}
 
-PROVED = frozenset([NIXL, FAKE])
-"""Backends on which failing a sender was run against the released code, with the count of its chunks."""
+PROVED = frozenset([NIXL, FAKE, MOONCAKE])
+"""Backends on which failing a sender was run against the released code and the real engine, with the count of its chunks.
+mori and ascend were run on a stand-in for their engine, which proves no more than that the marks come."""
 
-ENGINES = {NIXL: "nixl", MOONCAKE: "mooncake-transfer-engine", MORI: "mori", ASCEND: "memfabric-hybrid"}
-"""The distribution that brings the backend's native library."""
+SETTLED_ON = {
+    NIXL: None,
+    MOONCAKE: frozenset(["0.5.10", "0.5.12.post1", "0.5.15", "0.5.18", "0.5.22", "0.5.23"]),
+}
+"""Releases of SGLang on which a chunk that ended without an error was proved to leave no write behind; None: on all.
+
+NIXL's worker waits for each handle that it posted. Mooncake's worker stands in `batch_transfer_sync` until the engine calls
+the batch complete (0), or until it fails or its time is up (not 0: the batch goes on, and SGLang says so itself in 0.5.22,
+`_poison_unsettled_send`). Proved over TCP with mooncake-transfer-engine 0.3.13: pages overwritten the moment the call had
+returned 0 never reached the decode, pages overwritten after -1 did (agent/tests/sglang_mooncake.rs). On a release that is
+not listed each chunk that posted something leaves its room `abandoned handles`; that test, run on it, is what would prove it.
+mori hands a chunk that takes too long to another thread (`_drain_worker`), so its worker's next `get` proves nothing; what
+would is its engine's statuses, all terminal, asked when the room is looked at. ascend's engine was never run."""
+
+ENGINES = {
+    NIXL: ("nixl",),
+    MOONCAKE: tuple("mooncake-transfer-engine" + kind for kind in (
+        "", "-cuda13", "-non-cuda", "-rocm", "-efa", "-efa-cuda13", "-efa-non-cuda", "-npu", "-musa")),
+    MORI: ("amd-mori", "mori"),
+    ASCEND: ("memfabric-hybrid",),
+}  # fmt: skip
+"""The distributions that bring the backend's native library; the first that is installed counts."""
 
 SEND_FAILED, CONCLUDE_STATE, MARKING_POLL = 1, 2, 3
 FLAG_NAMES = {SEND_FAILED: "send_failed", CONCLUDE_STATE: "conclude_state", MARKING_POLL: "marking_poll"}
@@ -32,6 +53,37 @@ def of(cls):
             if number is not None:
                 return number
     return OTHER
+
+
+def settles(number):
+    """Whether a chunk of this backend that ended without an error is known to have ended its writes, on this release."""
+    if number not in SETTLED_ON:
+        return False
+    return SETTLED_ON[number] is None or release() in SETTLED_ON[number]
+
+
+def release():
+    """SGLang's version, or None."""
+    for name in ("sglang", "sglang.version"):
+        version = getattr(sys.modules.get(name), "__version__", None)
+        if isinstance(version, str):
+            return version
+    try:
+        from sglang.version import __version__
+
+        return __version__ if isinstance(__version__, str) else None
+    except Exception:
+        return distribution("sglang")
+
+
+def distribution(name):
+    """The version of an installed distribution, or None."""
+    try:
+        from importlib import metadata
+
+        return metadata.version(name)
+    except Exception:
+        return None
 
 
 def names_in(cls, method, operation="LOAD_"):

@@ -6,8 +6,9 @@ thread's next `get` ends it. The counts decide whether pages may be freed, so ea
 
 A chunk that ends with an error after it posted a transfer may leave a handle running: its room is *abandoned*. One that
 failed before it posted anything leaves nothing: 0.5.12 to 0.5.16 assert that the room still has its transfer metadata,
-which is how the second of two senders on a room fails there. Every post of NIXL's worker is a call of
-`nixl_agent.transfer` on the worker's own thread; where those calls are not seen, any error counts as abandoned.
+which is how the second of two senders on a room fails there. `wrappers.wrap_posts` says which calls post; where they are
+not seen, any error counts as abandoned. A post in a thread that has no chunk (Mooncake's executors) is anybody's: it counts
+for every chunk in work. Where a chunk's end proves nothing (`backend.SETTLED_ON`), each one that posted abandons its room.
 """
 
 import collections
@@ -49,6 +50,8 @@ _abandoned = collections.OrderedDict()  # room: None, oldest first
 _work = threading.local()  # .chunk: the one that this thread works on
 _managers = []  # weak references to managers, for their `exceptions`
 _posts_seen = None  # whether each post of a worker is seen; None: there is no manager yet
+_settles = None  # whether a chunk that ended without an error has ended its writes; None: there is no manager yet
+_in_work = set()  # the chunks that worker threads have in hand
 
 
 class Work:
@@ -144,6 +147,7 @@ def after_get(queue, item):
             chunks.queued = max(0, chunks.queued - 1)
         chunks.working += 1
         _work.chunk = Work(room)
+        _in_work.add(_work.chunk)
         marks.mark(marks.WORK_BEGIN, room, chunks.packed(), 0)
 
 
@@ -152,9 +156,10 @@ def _end_work():
     if work is None:
         return
     _work.chunk, room = None, work.room
+    _in_work.discard(work)
     chunks = _room(room)
     chunks.working = max(0, chunks.working - 1)
-    if work.posted and (work.failed or _exception(room) != work.exception):
+    if work.posted and (work.failed or not _settles or _exception(room) != work.exception):
         _abandon(room)
     marks.mark(marks.WORK_END, room, chunks.packed(), 0)
     _tidy(room)
@@ -181,19 +186,42 @@ def failed(room):
         work.failed = True
 
 
-def posted():
-    """This thread posts a transfer."""
+def _of_this_thread():
+    """The chunk that this thread posts for; all of them where it has none of its own."""
     work = getattr(_work, "chunk", None)
     if work is not None:
+        return (work,)
+    with _lock:
+        return tuple(_in_work)
+
+
+def posted():
+    """This thread posts a transfer. Returns the chunks that it may belong to."""
+    works = _of_this_thread()
+    for work in works:
         work.posted = True
+    return works
 
 
-def manager_made(reference, posts_seen):
+def returned(works, status):
+    """A transfer that was waited for has ended with 0, or was given up and may go on."""
+    if status != 0:
+        for work in works or ():
+            work.failed = True
+
+
+def queues_of(manager):
+    """The queues between the scheduler and a manager's transfer workers (mori's have a name of their own)."""
+    return getattr(manager, "transfer_queues", None) or getattr(manager, "_transfer_queues", None) or ()
+
+
+def manager_made(reference, posts_seen, settles):
     """Remembers a manager, weakly: NIXL's worker notes a chunk's exception in `manager.exceptions[room]`. `posts_seen`:
-    whether `posted` is called for each of its workers' posts."""
-    global _posts_seen
+    whether `posted` is called for each of its workers' posts; `settles`: whether the end of their chunks proves something."""
+    global _posts_seen, _settles
     _managers.append(reference)
     _posts_seen = posts_seen and _posts_seen is not False
+    _settles = settles and _settles is not False
 
 
 def _exception(room):
@@ -204,17 +232,20 @@ def _exception(room):
 
 def late(manager):
     """Whether a queue of this manager may hold, or its worker may work on, a chunk that was not counted."""
-    states = [getattr(queue, STATE, None) for queue in getattr(manager, "transfer_queues", None) or ()]
+    states = [getattr(queue, STATE, None) for queue in queues_of(manager)]
     return any(state is not WATCHED and (state is None or state.unknown) for state in states)
 
 
 def found(manager, get):
-    """A manager that was there before the hook. Each of its queues has one worker, as NIXL's have. An error of a chunk
+    """A manager that was there before the hook. Each of its queues has one worker, in every backend. An error of a chunk
     that was over by then is noted in `manager.exceptions`, at most."""
     with _lock:
         for room in list(getattr(manager, "exceptions", ())):
             _abandon(room)
-        for queue in manager.transfer_queues:
+        if not _settles:  # a chunk of a sender from before may have ended, and left a write behind
+            for room in senders.rooms_from_before():
+                _abandon(room)
+        for queue in queues_of(manager):
             if getattr(queue, STATE) is not WATCHED:
                 _late(queue).look(queue, get)
 

@@ -37,7 +37,7 @@ def hello(scheduler, epoch, late):
     return {
         "hook": VERSION,
         "epoch": epoch,
-        "sglang": _sglang_version(),
+        "sglang": backend.release(),
         "engine": _engine(number),
         "python": platform.python_version(),
         "role": "prefill",
@@ -123,29 +123,9 @@ def _waiting_timeout(manager):
         return None
 
 
-def _sglang_version():
-    for name in ("sglang", "sglang.version"):
-        version = getattr(sys.modules.get(name), "__version__", None)
-        if isinstance(version, str):
-            return version
-    try:
-        from sglang.version import __version__
-
-        return __version__ if isinstance(__version__, str) else None
-    except Exception:
-        return _distribution("sglang")
-
-
 def _engine(number):
-    name = backend.ENGINES.get(number)
-    version = _distribution(name) if name else None
-    return f"{name} {version}" if version else None
-
-
-def _distribution(name):
-    try:
-        from importlib import metadata
-
-        return metadata.version(name)
-    except Exception:
-        return None
+    for name in backend.ENGINES.get(number, ()):
+        version = backend.distribution(name)
+        if version:
+            return f"{name} {version}"
+    return None

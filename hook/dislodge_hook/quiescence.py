@@ -28,10 +28,11 @@ class Counts(NamedTuple):
 
 
 def kind(manager, number):
-    """How this backend's chunks can be counted: `queues` (NIXL 0.5.12 and later), `handles` (NIXL before), `none`."""
+    """How this backend's chunks can be counted: `queues` (NIXL 0.5.12 and later, Mooncake, ascend, mori 0.5.13 and later),
+    `handles` (NIXL before; of mori before there are none to ask, so that its counts are unknown), `none`."""
     if number == backend.FAKE:
         return "none"  # moves nothing, whichever manager it is paired with
-    return "queues" if getattr(manager, "transfer_queues", None) else "handles"
+    return "queues" if chunks.queues_of(manager) else "handles"
 
 
 def look(record, sender):

@@ -128,12 +128,12 @@ def adopt(scheduler):
 
 
 def find_workers(manager):
-    """Looks at what the workers of a manager from before the hook are doing. NIXL's only: others have more workers than
-    queues."""
-    if not getattr(manager, "transfer_queues", None) or backend.of(type(manager)) != backend.NIXL:
+    """Looks at what the workers of a manager from before the hook are doing."""
+    queues = chunks.queues_of(manager)
+    if not queues:
         return
     wrappers.follow(manager)
-    get = type(manager.transfer_queues[0]).get
+    get = type(queues[0]).get
     chunks.found(manager, getattr(get, "__wrapped__", get))
 
 

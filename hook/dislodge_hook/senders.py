@@ -114,6 +114,11 @@ def live():
     return [serial for serial, record in list(_alive.items()) if record.live]
 
 
+def rooms_from_before():
+    """Rooms of the senders that were there before the hook."""
+    return {record.room for record in list(_alive.values()) if not record.created}
+
+
 def any_yet():
     """Whether this process has had a sender: until then, and in every process but a prefill scheduler, nothing is
     marked."""

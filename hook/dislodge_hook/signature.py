@@ -26,8 +26,9 @@ def {name}({parameters}):
 def wrap(original, before=None, after=None, picks=(), acts=None):
     """A function with the signature of `original` that calls `before(*picked)`, the original, `after(note, result)`.
 
-    `picks` names the parameters that `before` gets, each as a tuple of names it has had in SGLang's releases; one that
-    the original does not have is passed as None. `note` is what `before` returned. `acts(first argument, wrapper)` says
+    `picks` names the parameters that `before` gets, each as a tuple of names it has had in SGLang's releases, and maybe
+    its position, for an original that hides its parameters in `*args`; one that the original does not have is passed as
+    None. `note` is what `before` returned. `acts(first argument, wrapper)` says
     whether this call is observed at all. Errors of these are counted, those of the original pass unchanged.
     """
     signature = inspect.signature(original)
@@ -39,13 +40,14 @@ def wrap(original, before=None, after=None, picks=(), acts=None):
         parameters=_parameters(signature, defaults),
         arguments=_arguments(signature),
         unless=f" or not _acts({names[0]})" if acts else "",
-        picked=", ".join(_first_of(names, pick) for pick in picks),
+        picked=", ".join(_picked(signature, pick) for pick in picks),
     )
     scope = {
         "_process": process,
         "_original": original,
         "_before": before or _nothing,
         "_after": after or _nothing,
+        "_hidden": _hidden,
         "_acts": lambda first: acts(first, wrapper),
         **defaults,
     }
@@ -58,8 +60,24 @@ def _nothing(*_):
     return None
 
 
-def _first_of(names, pick):
-    return next((name for name in pick if name in names), "None")
+def _picked(signature, pick):
+    """Source that gives one picked parameter inside the wrapper."""
+    names = list(signature.parameters)
+    named = next((name for name in pick if name in names), None)
+    position = next((entry for entry in pick if isinstance(entry, int)), None)
+    kinds = {parameter.kind: name for name, parameter in signature.parameters.items()}
+    rest = kinds.get(inspect.Parameter.VAR_POSITIONAL)
+    if named is not None or position is None or rest is None:
+        return named or "None"
+    keywords = kinds.get(inspect.Parameter.VAR_KEYWORD, "{}")
+    return f"_hidden({rest}, {keywords}, {position - names.index(rest)}, {pick!r})"
+
+
+def _hidden(positional, keywords, position, names):
+    for name in names:
+        if name in keywords:
+            return keywords[name]
+    return positional[position] if 0 <= position < len(positional) else None
 
 
 def _parameters(signature, defaults):

@@ -7,11 +7,12 @@ import functools
 import inspect
 import weakref
 
-from . import chunks, marks, process, senders, signature
+from . import backend, chunks, marks, process, senders, signature
 
 SELF = ("self",)
 ROOM = ("bootstrap_room", "room")
 STATUS = ("status",)
+KV_INDICES = ("kv_indices", 1)  # by position: Mooncake's `send` is behind a decorator from 0.5.13 on (mooncake_trace_func)
 
 # What was wrapped is remembered here and not on the functions: whoever wraps a wrapper of ours with `functools.wraps`, as
 # other plugins may, copies its attributes.
@@ -163,13 +164,15 @@ def wrap_sender(cls):
     """Wraps what this class of a sender's MRO defines itself."""
     wrap_in(cls, "__init__", observer(before_init, None, (SELF, ROOM)))
     wrap_in(cls, "abort", observer(before_abort, None, (SELF,)))
-    wrap_in(cls, "send", observer(before_send, after_send, (SELF, ("kv_indices",))))
+    wrap_in(cls, "send", observer(before_send, after_send, (SELF, KV_INDICES)))
     wrap_in(cls, "clear", observer(before_clear, after_clear, (SELF,)))
     wrap_in(cls, "failure_exception", observer(before_failure, None, (SELF,)))
     if senders.ATTRIBUTE not in cls.__dict__:
         setattr(cls, senders.ATTRIBUTE, None)
     wrap_in(cls, "poll", poll_wrapper)
 
+
+ENGINE_CALLS = ("transfer_sync", "batch_transfer_sync")
 
 # Managers ------------------------------------------------------------------------------------------------------------
 
@@ -212,7 +215,8 @@ def before_failure_record(room):
 
 
 def before_peer_abort(manager, message):
-    """Decode's ABORT: frames `ABORT`, the room in ASCII, … (0.5.13 and later). Any other message is not one."""
+    """Decode's ABORT: frames `ABORT`, the room in ASCII, … (NIXL 0.5.13 and later; Mooncake 0.5.19 and later, which before
+    looked for it in its thread's own loop, where nothing can be wrapped). Any other message is not one."""
     if not message or message[0] != b"ABORT" or not senders.any_yet():
         return
     text = bytes(message[1])
@@ -227,17 +231,28 @@ def after_manager(manager, _result):
 
 def follow(manager):
     """From here on, what this manager's workers post and how their chunks end is seen."""
-    reference = weakref.ref(manager)
-    if getattr(manager, "transfer_queues", None):
-        chunks.manager_made(reference, wrap_posts(type(getattr(manager, "agent", None))))
+    if chunks.queues_of(manager):
+        number = backend.of(type(manager))
+        chunks.manager_made(weakref.ref(manager), wrap_posts(manager), backend.settles(number))
 
 
-def wrap_posts(cls):
-    """Wraps the one call through which a NIXL worker posts a transfer. False for an agent that is not NIXL's."""
-    if cls.__name__ != "nixl_agent":
+def wrap_posts(manager):
+    """Wraps the calls through which this manager's workers post a transfer. False where there are others, or none is known.
+
+    NIXL: `nixl_agent.transfer`. Mooncake and ascend: SGLang's own class around the engine (mooncake_transfer_engine.py),
+    whose calls come back when the transfer has ended or was given up. mori posts by `IOEngine.batch_write`, and ends in
+    other threads than it began: not followed."""
+    agent = type(getattr(manager, "agent", None))
+    if agent.__name__ == "nixl_agent":
+        wrap_in(agent, "transfer", lambda original: signature.wrap(original, chunks.posted))
+        return wrapped(agent, "transfer")
+    engine = type(getattr(manager, "engine", None))
+    if "MooncakeTransferEngine" not in [base.__name__ for base in engine.__mro__]:
         return False
-    wrap_in(cls, "transfer", lambda original: signature.wrap(original, chunks.posted))
-    return wrapped(cls, "transfer")
+    for base in engine.__mro__:
+        for name in ENGINE_CALLS:
+            wrap_in(base, name, lambda original: signature.wrap(original, chunks.posted, chunks.returned))
+    return all(outermost(engine, name) is not None for name in ENGINE_CALLS)
 
 
 def made_under_our_eyes(manager):
@@ -251,5 +266,6 @@ def wrap_manager(cls):
     wrap_in(cls, "update_status", observer(before_update, after_update, (SELF, ROOM, STATUS)))
     wrap_in(cls, "record_failure", observer(before_failure_record, None, (ROOM,)))
     wrap_in(cls, "conclude_failure", observer(before_failure_record, None, (ROOM,)))
-    wrap_in(cls, "_handle_abort_notification", observer(before_peer_abort, None, (SELF, ("msg",))))
+    for name in ("_handle_abort_notification", "_handle_abort_message"):  # the second is mori's
+        wrap_in(cls, name, observer(before_peer_abort, None, (SELF, ("msg",))))
 

@@ -106,11 +106,11 @@ try:
 except ValueError as error:
     print(error)
 try:
-    import sglang.srt.disaggregation.mori.conn
+    import sglang.srt.disaggregation.ascend.conn
 except ModuleNotFoundError as error:
     print(error.name)
 """, HOOK, os.path.join(folder, "s"))  # fmt: skip
-        self.assertEqual(out.split(), ["theirs", "sglang.srt.disaggregation.mori"])
+        self.assertEqual(out.split(), ["theirs", "sglang.srt.disaggregation.ascend"])
 
 
 class Marker(unittest.TestCase):

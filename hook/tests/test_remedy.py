@@ -165,8 +165,9 @@ class Guards(Ordering):
     def test_backend_unproved(self):
         req = self.request(next(rooms))
         record = senders.known(req.disagg_kv_sender)
-        record.backend = backend.MOONCAKE
-        self.assertEqual(self.refused(req), "backend_unproved")
+        for unproved in (backend.MORI, backend.ASCEND, backend.OTHER):
+            record.backend = unproved
+            self.assertEqual(self.refused(req), "backend_unproved")
         record.backend = backend.NIXL
         self.allowed(req)
 

@@ -6,7 +6,8 @@ import os
 import time
 from types import SimpleNamespace
 
-from memory import PAGES, SLOT_PAGES
+import backends
+from memory import PAGES, POISON, pattern
 from release import pause, until
 from scheduler import POLL, KVPoll
 
@@ -70,6 +71,9 @@ class Commands:
                 raise RuntimeError(f"{req.rid} did not bootstrap")
             waiting.remove(req)
 
+    def manager(self):
+        return self.scheduler.disagg_prefill_bootstrap_queue.kv_manager
+
     def admitted(self, count, pages=PAGES):
         reqs = [self.admit(pages=pages) for _ in range(count)]
         yield from self.bootstrapped(*reqs)
@@ -81,8 +85,13 @@ class Commands:
         self.scheduler.prefill(req)
 
     def in_flight(self, req):
-        if hasattr(req.disagg_kv_sender.kv_mgr, "transfer_queues"):  # else `send` itself has posted it
+        manager = req.disagg_kv_sender.kv_mgr
+        queues = backends.transfer_queues(manager)
+        if queues and hasattr(manager, "agent"):  # NIXL's worker says that it has begun
             yield from until(lambda: req.disagg_kv_sender.poll() == KVPoll.Transferring, "the transfer worker")
+        elif queues:
+            room = req.bootstrap_room
+            yield from until(lambda: all(chunk.room != room for queue in queues for chunk in queue._buf), "the transfer worker")
         yield from pause(IN_FLIGHT)
 
     def ended(self, rid):
@@ -94,10 +103,10 @@ class Commands:
 
     # Requests.
 
-    def do_healthy(self, count="1"):
+    def do_healthy(self, count="1", size="small"):
         good = 0
         for _ in range(int(count)):
-            (req,) = yield from self.admitted(1)
+            (req,) = yield from self.admitted(1, self.memory.slot_pages if size == "large" else PAGES)
             rid = req.rid
             self.scheduler.prefill(req)
             del req
@@ -116,7 +125,7 @@ class Commands:
         return {"first": first.rid, "second": second.rid}
 
     def do_dup_inflight(self, room, second_is="sent"):
-        first = self.admit(int(room), SLOT_PAGES)
+        first = self.admit(int(room), self.memory.slot_pages)
         second = self.admit(int(room), peer=False)
         yield from self.bootstrapped(first, second)
         self.decode.stop()
@@ -146,7 +155,7 @@ class Commands:
         return {"rids": [req.rid for req in reqs]}
 
     def do_stop(self, count="1"):
-        reqs = yield from self.admitted(int(count), SLOT_PAGES)
+        reqs = yield from self.admitted(int(count), self.memory.slot_pages)
         self.decode.stop()
         for req in reqs:
             self.send_to_stopped(req)
@@ -156,14 +165,14 @@ class Commands:
 
     def do_blocked(self, count="1"):
         """Victims behind a culprit in the same transfer queue."""
-        queues = len(getattr(self.scheduler.disagg_prefill_bootstrap_queue.kv_manager, "transfer_queues", ()))
+        queues = len(backends.transfer_queues(self.manager()))
         if not queues:
             raise RuntimeError("this release has no transfer queues")
         # Until 0.5.16 the room chooses the queue, since then the decode's port: with more queues than one the victims
         # can only be sure to share the culprit's where they share both.
         peer = self.second_decode if queues == 1 else self.decode
         base = self.next_room + queues - self.next_room % queues
-        culprit = self.admit(base, SLOT_PAGES)
+        culprit = self.admit(base, self.memory.slot_pages)
         victims = [self.admit(base + (n + 1) * queues, peer=peer) for n in range(int(count))]
         self.next_room = base + (len(victims) + 1) * queues
         yield from self.bootstrapped(culprit, *victims)
@@ -206,6 +215,29 @@ class Commands:
         self.decode.kill()
         self.memory.written_from.clear()
         return {"decode": pid}
+
+    def do_decode_abort(self, rid):
+        self.peers[rid].tell(f"abort {self.rooms[rid]}")
+        return {"room": self.rooms[rid]}
+
+    def do_look(self, rid):
+        """What the decode has in the request's pages by now."""
+        peer, room = self.peers[rid], self.rooms[rid]
+        peer.looks.pop(room, None)
+        peer.tell(f"look {room}")
+        yield from until(lambda: room in peer.looks, "the decode's answer")
+        return peer.looks[room] | {"right": str(pattern(room)), "poison": str(POISON)}
+
+    # The engine.
+
+    def do_overwrite(self):
+        return {"overwrites": backends.overwrite_what_was_sent(self.manager(), POISON)}
+
+    def do_engine(self, mode):
+        import engine_stand_in
+
+        engine_stand_in.MODE.name = mode
+        return {"engine": mode}
 
     # The server.
 

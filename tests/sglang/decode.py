@@ -1,9 +1,10 @@
 """The decode peer of `server.py`: receives the rooms that it is told on stdin, and reports on each whether its data is right.
 
-    decode.py RELEASE_DIR BOOTSTRAP_PORT
+    decode.py RELEASE_DIR BOOTSTRAP_PORT BACKEND
 
-Takes lines `ROOM PAGES`; answers `{"room": …, "state": "Success" | "Failed", "data": true | false}`. It is titled as a decode
-server's scheduler is, loads plugins as one does, and never runs the prefill's pass.
+Takes lines `ROOM PAGES`; answers `{"room": …, "state": "Success" | "Failed", "data": true | false}`. `abort ROOM` gives a
+room up, as a client that went away does; `look ROOM` answers `{"room": …, "pages": {byte: pages that hold it}}`. It is titled
+as a decode server's scheduler is, loads plugins as one does, and never runs the prefill's pass.
 """
 
 import ctypes
@@ -19,6 +20,7 @@ from pathlib import Path
 
 from setproctitle import setproctitle
 
+import backends
 import release
 from memory import SLOTS, Memory, pattern
 
@@ -26,22 +28,23 @@ PR_SET_PDEATHSIG = 1
 
 
 class Decode:
-    def __init__(self, folder: Path, bootstrap_port: int, answers):
+    def __init__(self, folder: Path, bootstrap_port: int, backend: str, answers):
         self.answers = answers
-        loaded = release.load(folder, bootstrap_port, release_kv_cache=lambda *_, **__: None)
+        loaded = release.load(folder, bootstrap_port, release_kv_cache=lambda *_, **__: None, backend=backend)
         loaded.server_args.disaggregation_mode = "decode"
         release.load_plugins()
         setproctitle("sglang::scheduler_TP0")
         from sglang.srt.disaggregation.base.conn import KVPoll
-        from sglang.srt.disaggregation.nixl.conn import NixlKVManager, NixlKVReceiver
         from sglang.srt.disaggregation.utils import DisaggregationMode
 
         self.address, self.state_indices = f"127.0.0.1:{bootstrap_port}", release.state_indices(folder)
         self.terminal = {KVPoll.Success: "Success", KVPoll.Failed: "Failed"}
-        self.memory, self.free = Memory(), list(range(SLOTS))
-        self.receiver_class = NixlKVReceiver
-        self.manager = NixlKVManager(self.memory.kv_args(), DisaggregationMode.DECODE, loaded.server_args, False)
+        self.memory, self.free = Memory(backends.slot_pages(backend)), list(range(SLOTS))
+        self.receiver_class = backends.kv_class(backend, "RECEIVER")
+        backends.after_import(backend)
+        self.manager = backends.kv_class(backend, "MANAGER")(self.memory.kv_args(), DisaggregationMode.DECODE, loaded.server_args, False)
         self.waiting = []
+        self.places = {}  # room -> slot, pages
 
     def receive(self, room: int, pages: int):
         slot = self.free.pop(0)
@@ -50,6 +53,7 @@ class Decode:
         receiver.init(0)
         receiver.send_metadata(self.memory.pages(slot, pages), aux_index=slot, state_indices=self.state_indices)
         self.waiting.append((room, receiver, slot, pages))
+        self.places[room] = slot, pages
 
     def poll(self):
         for entry in list(self.waiting):
@@ -58,12 +62,25 @@ class Decode:
             if state not in self.terminal:
                 continue
             data = self.memory.holds(slot, pages, pattern(room))
-            self.answers.write(json.dumps({"room": room, "state": self.terminal[state], "data": data}) + "\n")
-            self.answers.flush()
+            self.answer({"room": room, "state": self.terminal[state], "data": data})
             receiver.clear()
             self.waiting.remove(entry)
             if self.terminal[state] == "Success":  # into a failed request's pages a late write may still come
                 self.free.append(slot)
+
+    def answer(self, what):
+        self.answers.write(json.dumps(what) + "\n")
+        self.answers.flush()
+
+    def obey(self, line):
+        name, *arguments = line.split()
+        if name == "abort":
+            next(receiver for room, receiver, *_ in self.waiting if room == int(arguments[0])).abort()
+        elif name == "look":
+            room = int(arguments[0])
+            self.answer({"room": room, "pages": self.memory.census(*self.places[room])})
+        else:
+            self.receive(int(name), *map(int, arguments))
 
     def run(self):
         for _ in release.until(lambda: self.manager.try_ensure_parallel_info(self.address), "the prefill server"):
@@ -75,7 +92,7 @@ class Decode:
                 line = inbox.get()
                 if line is None:
                     return
-                self.receive(*map(int, line.split()))
+                self.obey(line)
             self.poll()
             time.sleep(0.001)
 
@@ -97,7 +114,7 @@ if __name__ == "__main__":
     status = 0
     die_with_the_server(int(os.environ["SERVER_PID"]))
     try:
-        Decode(Path(sys.argv[1]), int(sys.argv[2]), release.private_stdout()).run()
+        Decode(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], release.private_stdout()).run()
     except Exception:
         traceback.print_exc()
         status = 1

@@ -1,6 +1,6 @@
 """Host memory that stands for a server's KV pool, and the arguments that describe it to the transfer backend.
 
-A slot is what one request may use: `SLOT_PAGES` pages in each buffer, and one aux record. An ordinary request takes the first
+A slot is what one request may use: so many pages in each buffer, and one aux record. An ordinary request takes the first
 few pages of its slot. A large one takes them all: more than the kernel's TCP buffers hold, so that a write to a stopped
 peer has really not been read from memory yet. Memory that is never touched costs nothing.
 """
@@ -10,7 +10,6 @@ import numpy as np
 LAYERS = 2
 SLOTS = 32
 PAGES = 8  # of an ordinary request
-SLOT_PAGES = 256  # of a large one: 32 MiB over all buffers
 PAGE_BYTES = 32 * 1024
 AUX_BYTES = 256
 POISON = 0xEE  # what a page holds from the moment it is released
@@ -22,23 +21,29 @@ def pattern(room: int) -> int:
 
 
 class Memory:
-    def __init__(self):
-        self.kv = [np.zeros((SLOTS * SLOT_PAGES, PAGE_BYTES), dtype=np.uint8) for _ in range(2 * LAYERS)]
+    def __init__(self, slot_pages: int):
+        self.slot_pages = slot_pages
+        self.kv = [np.zeros((SLOTS * slot_pages, PAGE_BYTES), dtype=np.uint8) for _ in range(2 * LAYERS)]
         self.aux = np.zeros((SLOTS, AUX_BYTES), dtype=np.uint8)
 
-    @staticmethod
-    def pages(slot: int, count: int):
-        return np.arange(count, dtype=np.int32) + slot * SLOT_PAGES
+    def pages(self, slot: int, count: int):
+        return np.arange(count, dtype=np.int32) + slot * self.slot_pages
 
     def fill(self, slot: int, count: int, value: int):
-        first = slot * SLOT_PAGES
+        first = slot * self.slot_pages
         for layer in self.kv:
             layer[first:first + count] = value
         self.aux[slot] = value
 
     def holds(self, slot: int, count: int, value: int) -> bool:
-        first = slot * SLOT_PAGES
+        first = slot * self.slot_pages
         return bool(all((layer[first:first + count] == value).all() for layer in self.kv) and (self.aux[slot] == value).all())
+
+    def census(self, slot: int, count: int) -> dict:
+        """How many pages begin, and how many end, with which byte, over all buffers."""
+        first = slot * self.slot_pages
+        values, counts = np.unique([layer[first:first + count, [0, -1]] for layer in self.kv], return_counts=True)
+        return {str(value): int(count) for value, count in zip(values, counts)}
 
     def kv_args(self):
         """SGLang's KVArgs: all fields that any release reads."""
@@ -68,8 +73,8 @@ class Memory:
 class PrefillMemory(Memory):
     """Knows the pages of each request, and what was released when."""
 
-    def __init__(self):
-        super().__init__()
+    def __init__(self, slot_pages: int):
+        super().__init__(slot_pages)
         self.owned = {}  # rid -> (slot, pages)
         self.released = []  # rids, once for each release
         self.written_from = set()  # rids whose pages a stopped peer's transfer still reads

@@ -12,9 +12,10 @@ from pathlib import Path
 class DecodePeer:
     """Started when it is first asked for something, and again after it was killed."""
 
-    def __init__(self, folder: Path, bootstrap_port: int):
-        self.command = [sys.executable, str(Path(__file__).with_name("decode.py")), str(folder), str(bootstrap_port)]
-        self.process, self.stopped, self.results = None, False, {}
+    def __init__(self, folder: Path, bootstrap_port: int, backend: str):
+        program = Path(__file__).with_name("decode.py")
+        self.command = [sys.executable, str(program), str(folder), str(bootstrap_port), backend]
+        self.process, self.stopped, self.results, self.looks = None, False, {}, {}
 
     def expect(self, room: int, pages: int):
         """Called on the scheduler's thread: the child dies with the thread that started it."""
@@ -22,14 +23,18 @@ class DecodePeer:
             self.process = subprocess.Popen(self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
                                             env=os.environ | {"SERVER_PID": str(os.getpid())})
             threading.Thread(target=self._read, args=(self.process.stdout,), daemon=True).start()
-        self.process.stdin.write(f"{room} {pages}\n")
+        self.tell(f"{room} {pages}")
+
+    def tell(self, line: str):
+        self.process.stdin.write(line + "\n")
         self.process.stdin.flush()
 
     def _read(self, stdout):
         for line in stdout:
             if line.startswith("{"):
                 result = json.loads(line)
-                self.results[result["room"]] = result
+                answers = self.looks if "pages" in result else self.results
+                answers[result["room"]] = result
 
     @property
     def pid(self):

@@ -8,30 +8,28 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-import nixl._api as nixl_api  # before torch's stand-in: NIXL looks at the real one, if there is one
-
+import backends
 import stand_ins
 
 PATIENCE = 45.0  # seconds that anything may take which needs the other process
 
 
-def load(folder: Path, bootstrap_port: int, release_kv_cache) -> SimpleNamespace:
+def load(folder: Path, bootstrap_port: int, release_kv_cache, backend: str) -> SimpleNamespace:
     """Makes the release importable; returns its arguments and its parallel state, which the caller may look at later."""
     os.environ["SGLANG_HOST_IP"] = "127.0.0.1"
-    os.environ.setdefault("UCX_TLS", "tcp,self")  # through shared memory a write ends although its peer is stopped
-    os.environ.setdefault("UCX_NET_DEVICES", "lo")
     logging.basicConfig(level=os.environ.get("LOG_LEVEL", "INFO"), stream=sys.stderr,
                         format="%(asctime)s %(levelname)s %(name)s %(message)s")
     server_args = SimpleNamespace(
-        host="127.0.0.1", port=30000, disaggregation_bootstrap_port=bootstrap_port, disaggregation_transfer_backend="nixl",
+        host="127.0.0.1", port=30000, disaggregation_bootstrap_port=bootstrap_port, disaggregation_transfer_backend=backend,
         disaggregation_mode="prefill", dist_init_addr=None, nnodes=1, tp_size=1, pp_size=1, dp_size=1, attn_cp_size=1,
         dcp_size=1, enable_dp_attention=False, kv_cache_dtype="auto", load_balance_method="follow_bootstrap_room",
-        chunked_prefill_size=8192, page_size=1, enable_hisparse=False)
+        chunked_prefill_size=8192, page_size=1, enable_hisparse=False, enable_trace=False,
+        enable_pd_role_switch=False)
     parallel = one_rank()
+    backends.before_torch(backend)
     stand_ins.install(folder, parallel, server_args, release_kv_cache)
     sys.path.append(str(folder))  # where importlib.metadata finds the release's version
-    nixl_api.nixl_agent.__init__ = host_memory_as_vram
-    return SimpleNamespace(folder=folder, server_args=server_args, parallel=parallel)
+    return SimpleNamespace(folder=folder, server_args=server_args, parallel=parallel, backend=backend)
 
 
 def one_rank() -> SimpleNamespace:
@@ -44,12 +42,6 @@ def one_rank() -> SimpleNamespace:
                         "enable_dp_attention enable_prefill_context_parallel".split(), False)
     return SimpleNamespace(**sizes, **ranks, **off, num_dp_ranks=1, nnodes=1, dist_init_addr=None, pp_group=group,
                            world_group=group, load_balance_method="follow_bootstrap_room")
-
-
-def host_memory_as_vram(agent, *args, _original=nixl_api.nixl_agent.__init__, **kwargs):
-    """Some releases register their KV pool as VRAM whatever it is."""
-    _original(agent, *args, **kwargs)
-    agent.nixl_mems["VRAM"] = agent.nixl_mems["DRAM"]
 
 
 def private_stdout():

@@ -11,6 +11,7 @@ import sys
 import time
 from types import SimpleNamespace
 
+import backends
 import source
 import stand_ins
 from gauge import MetricsCollector
@@ -64,8 +65,9 @@ class Scheduler(SchedulerDisaggregationPrefillMixin):
         self.state_indices = state_indices(loaded.folder)
         self.bootstrap_port = bootstrap_port
         self.disaggregation_mode = DisaggregationMode.PREFILL
-        self.transfer_backend = TransferBackend.NIXL
+        self.transfer_backend = backends.backend(loaded.backend)
         manager_class = get_kv_class(self.transfer_backend, KVClassType.MANAGER)
+        backends.after_import(loaded.backend)
         kv_manager = manager_class(memory.kv_args(), self.disaggregation_mode, self.server_args, False)
         self.disagg_prefill_bootstrap_queue = SimpleNamespace(queue=[], kv_manager=kv_manager)
         self.disagg_prefill_inflight_queue = []

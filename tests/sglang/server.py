@@ -1,20 +1,22 @@
-"""A prefill server and its decode peer, made from one SGLang release's own code and real NIXL, on a machine without a GPU.
+"""A prefill server and its decode peer, made from one SGLang release's own code and a real engine, on a machine without a GPU.
 
-    server.py RELEASE_DIR [--control SOCKET] [--queues N] [--tp N] [--pp N] [--cp N]
+    server.py RELEASE_DIR [--backend nixl|mooncake|mori|ascend] [--control SOCKET] [--queues N] [--tp N] [--pp N] [--cp N]
 
 RELEASE_DIR is a folder that `prepare.py` made, and this runs on the Python that it made. Real: the plugin loader, the
-scheduler's inflight-queue method, the NIXL manager, sender, receiver and bootstrap server, UCX over TCP on the loopback
-interface, poll reduction, time statistics, finish reasons. Stand-ins: model, batches, the scheduler's other duties, and the
-KV pool, which is host memory. Pages are poisoned when they are released, so that a release that came too early shows as
+scheduler's inflight-queue method, the backend's manager, sender, receiver and bootstrap server, NIXL (UCX over TCP) or
+Mooncake's engine (TCP) on the loopback interface, poll reduction, time statistics, finish reasons. Stand-ins: model, batches,
+the scheduler's other duties, the KV pool, which is host memory, and the engines of mori and ascend (`engine_stand_in.py`).
+Mooncake gives a transfer up after MC_TRANSFER_TIMEOUT seconds (default 30, at least 5). Pages are poisoned when they are released, so that a release that came too early shows as
 wrong data on the decode side. A plugin on PYTHONPATH (entry-point group sglang.srt.plugins) is loaded by both processes.
 
 The first line on stdout is {"ready": pid, "metrics": port}. Then commands, one a line, come on stdin or on the Unix socket, and
 each is answered by one line of JSON. If the scheduler dies, as SGLang's would, the last line is {"died": …}: an answer
 to nothing, like the first.
 
-    healthy [N]          N requests, one after the other; how many ended well with the right data
+    healthy [N [large]]  N requests, one after the other; how many ended well with the right data
     dup ROOM             two requests share a room; the second is prefilled after the first has ended and cleared it.
-                         Pins the second from 0.5.12 to 0.5.22; 0.5.23 fails it at once; until 0.5.11 the scheduler dies
+                         Pins the second from 0.5.12 to 0.5.22; 0.5.23 fails it at once; until 0.5.11 the scheduler dies,
+                         and with Mooncake until 0.5.22
     dup_inflight ROOM    two requests share a room; the first's write is unfinished when the second enters the queue and
          [unsent|later]  is sent; or only enters it; or stays bootstrapped until end_first, which pins it as dup does
     end_first            continue the decode, wait for the end of dup_inflight's first request
@@ -26,12 +28,16 @@ to nothing, like the first.
     warmup_pinned        the same with an empty last chunk: pinned until 0.5.20
     cont | kill          continue or kill the decode; the next command that needs one starts another
     abort RID            what the scheduler's abort_request does (prefix match)
+    decode_abort RID     the decode gives the request up, and from 0.5.13 on says so
     pause | resume       pause_generation in place, continue_generation: no pass in between
     slow MS              sleep that long in each pass
     queue | bootstrap    what is in the inflight and in the bootstrap queue (this polls)
     finished             rid -> finish reason, and how often its pages were released
     good                 rid -> whether the decode got the right data; null while it got none
     pages_intact         rids whose write is unfinished, and those whose pages were released in that state
+    look RID             how many first and last bytes of the request's pages are what on the decode side
+    overwrite            from now on, Mooncake: what was sent is overwritten at the moment at which the call has returned
+    engine MODE          mori and ascend: what the stand-in does, works | fails | hangs
     metrics | quit
 
 --tp, --pp and --cp make the scheduler claim larger groups than it has, for code that looks at the sizes; it stays one process.
@@ -52,6 +58,7 @@ from pathlib import Path
 
 from setproctitle import setproctitle
 
+import backends
 import release
 from memory import PrefillMemory
 from peer import DecodePeer
@@ -60,6 +67,7 @@ from peer import DecodePeer
 def parse_options():
     parser = argparse.ArgumentParser()
     parser.add_argument("release", type=Path)
+    parser.add_argument("--backend", choices=backends.NAMES, default="nixl", help="transfer backend (default: nixl)")
     parser.add_argument("--control", help="Unix socket to take commands from, instead of stdin")
     parser.add_argument("--queues", type=int, help="transfer queues (SGLang's default is 4)")
     for group in ("tp", "pp", "cp"):
@@ -82,18 +90,18 @@ def run_scheduler_process(options, answers):
     """The order is SGLang's: plugins, title, scheduler; the transfer backend is imported when the scheduler needs it."""
     if options.queues:
         os.environ["SGLANG_DISAGGREGATION_QUEUE_SIZE"] = str(options.queues)
-    folder, bootstrap_port, memory = options.release.resolve(), free_port(), PrefillMemory()
-    loaded = release.load(folder, bootstrap_port, memory.release_kv_cache)
+    folder, bootstrap_port, memory = options.release.resolve(), free_port(), PrefillMemory(backends.slot_pages(options.backend))
+    loaded = release.load(folder, bootstrap_port, memory.release_kv_cache, options.backend)
     from commands import Commands
     from scheduler import Scheduler, make_classes
 
     make_classes(folder)
     release.load_plugins()
     setproctitle("sglang::scheduler_TP0")
-    start_bootstrap_server(bootstrap_port)
+    start_bootstrap_server(bootstrap_port, options.backend)
     scheduler = Scheduler(loaded, bootstrap_port, memory)
     scheduler.claim_sizes(options.tp, options.pp, options.cp)
-    peers = DecodePeer(folder, bootstrap_port), DecodePeer(folder, bootstrap_port)
+    peers = [DecodePeer(folder, bootstrap_port, options.backend) for _ in range(2)]
     print(json.dumps({"ready": os.getpid(), "metrics": scheduler.metrics_collector.port}), file=answers, flush=True)
     take_commands(scheduler, options.control, answers)
     try:
@@ -107,11 +115,9 @@ def run_scheduler_process(options, answers):
             os.unlink(options.control)
 
 
-def start_bootstrap_server(port: int):
+def start_bootstrap_server(port: int, backend: str):
     """In SGLang it lives in the main process. Older managers register once only, so it has to listen by then."""
-    from sglang.srt.disaggregation.nixl.conn import NixlKVBootstrapServer
-
-    NixlKVBootstrapServer("127.0.0.1", port)
+    backends.kv_class(backend, "BOOTSTRAP_SERVER")("127.0.0.1", port)
     for _ in release.until(lambda: listening(port), "the bootstrap server"):
         time.sleep(0.05)
 

@@ -5,6 +5,7 @@ Packages become empty shells whose `__path__` leads into the release, so that ev
 light is replaced here, module by module. The process is one rank of one, and says so through the same functions.
 """
 
+import importlib
 import logging
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import source
 
 SHELLS = """
     sglang sglang.srt sglang.srt.utils sglang.srt.disaggregation sglang.srt.debug_utils sglang.srt.distributed
+    sglang.srt.distributed.device_communicators
     sglang.srt.layers sglang.srt.configs sglang.srt.observability sglang.srt.mem_cache sglang.srt.managers
     sglang.srt.model_executor
 """.split()
@@ -26,6 +28,9 @@ UNUSED = """
     sglang.srt.mem_cache.deepseek_v4_memory_pool sglang.srt.mem_cache.unified_radix_cache
     sglang.srt.debug_utils.cuda_coredump
 """.split()
+
+
+MOONCAKE_ENGINE = "sglang.srt.distributed.device_communicators.mooncake_transfer_engine"  # the release's own
 
 
 class Anything:
@@ -129,7 +134,8 @@ def install_utils():
 def install_parallel_state(parallel):
     distributed = sys.modules["sglang.srt.distributed"]
     distributed.get_pp_group = distributed.get_world_group = lambda: parallel.pp_group
-    module("sglang.srt.distributed.parallel_state", GroupCoordinator=type("GroupCoordinator", (), {}))
+    module("sglang.srt.distributed.parallel_state", GroupCoordinator=type("GroupCoordinator", (), {}),
+           get_mooncake_transfer_engine=lambda: importlib.import_module(MOONCAKE_ENGINE).get_mooncake_transfer_engine())
     module("sglang.srt.distributed.communication_tags", P2PTag=Anything())
     attention = {f"get_attention_{group}_{what}": lambda name=f"attn_{group}_{what}": getattr(parallel, name)
                  for group in ("tp", "cp", "dp") for what in ("size", "rank")}
@@ -139,7 +145,9 @@ def install_parallel_state(parallel):
 
 def install_runtime_context(parallel, server_args):
     disagg = SimpleNamespace(disaggregation_bootstrap_port=server_args.disaggregation_bootstrap_port,
-                             disaggregation_decode_allocation_policy="early", disaggregation_transfer_backend="nixl")
+                             disaggregation_decode_allocation_policy="early",
+                             disaggregation_transfer_backend=server_args.disaggregation_transfer_backend)
+    off = SimpleNamespace(enable_unified_memory=False, speculative_algorithm=None, speculative_num_draft_tokens=0)
     context = module(
         "sglang.srt.runtime_context", get_parallel=lambda: parallel, get_disagg=lambda: disagg,
         get_serving=lambda: SimpleNamespace(host=server_args.host, port=server_args.port),
@@ -147,7 +155,7 @@ def install_runtime_context(parallel, server_args):
         get_device=lambda: SimpleNamespace(device="cpu", gpu_id=0),
         get_observability=lambda: SimpleNamespace(enable_trace=False), linear_attn_tp_size=lambda: 1,
         max_prefill_buffer_tokens=lambda: 16384,
-        **{name: lambda: SimpleNamespace() for name in ("get_memory", "get_spec", "get_model")})
+        **{name: lambda: off for name in ("get_memory", "get_spec", "get_model")})
     context.__getattr__ = lambda _: lambda *_, **__: Anything()
 
 
