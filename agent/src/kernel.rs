@@ -118,7 +118,14 @@ impl Kernel {
                 Ok(()) => {}
                 Err(error) if name == MARK_PROGRAM => return Err(error.into()),
                 Err(error) => {
-                    not_loaded.insert(name.to_owned(), error.to_string());
+                    tracing::debug!(name, %error, "not loaded");
+                    // The verifier's whole protocol follows; its verdict is what people need.
+                    let error = error.to_string();
+                    let verdict =
+                        error.lines().rev().find(|line| line.contains("disallowed") || line.contains("invalid"));
+                    let first = error.lines().next().unwrap_or_default();
+                    not_loaded
+                        .insert(name.to_owned(), format!("{}: {}", cut(first), verdict.unwrap_or("see the debug log")));
                 }
             }
         }
@@ -198,6 +205,11 @@ impl Kernel {
     pub fn attached(&self) -> impl Iterator<Item = ProcessKey> {
         self.traced.keys().copied()
     }
+}
+
+/// The beginning of a line that may be long.
+fn cut(line: &str) -> &str {
+    line.split(" Verifier output").next().unwrap_or(line)
 }
 
 /// The lowest slot that is not taken.

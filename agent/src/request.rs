@@ -4,6 +4,7 @@
 //! sender the address of a freed one, so neither is ever a key.
 
 pub mod correlate;
+mod flush;
 mod process;
 pub mod tracker;
 pub mod transfer;

@@ -3,11 +3,11 @@
 
 pub mod code;
 pub mod discover;
+pub mod handle;
 pub mod hook;
 pub mod library;
 pub mod mapping;
 pub mod marker;
-pub mod memory;
 pub mod symbol;
 pub mod verbs;
 

@@ -14,6 +14,7 @@ pub enum Function {
     NixlMake = 1,
     NixlPost,
     NixlStatus,
+    NixlRange,
     MooncakeAllocate,
     MooncakeSubmit,
     MooncakeStatus,
@@ -51,17 +52,19 @@ pub fn entered(process: &Traced, function: Function, call: Call) {
 /// What the entry of the call that returns now had said.
 #[inline(always)]
 pub fn returned(process: &Traced, function: Function) -> Option<Call> {
+    let call = under_way(process, function);
+    if call.is_none() {
+        process.count_return_unmatched();
+    }
+    call
+}
+
+/// What a call of this thread had said that is under way, once.
+#[inline(always)]
+pub fn under_way(process: &Traced, function: Function) -> Option<Call> {
     let key = CallKey { tid: process.tid(), function: function as u32 };
     // SAFETY: the key belongs to this thread, which is here: nobody else writes or removes the entry.
-    let call = unsafe { CALLS.get(key) }.copied();
-    match call {
-        Some(call) => {
-            let _ = CALLS.remove(key);
-            Some(call)
-        }
-        None => {
-            process.count_return_unmatched();
-            None
-        }
-    }
+    let call = unsafe { CALLS.get(key) }.copied()?;
+    let _ = CALLS.remove(key);
+    Some(call)
 }

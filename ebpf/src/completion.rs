@@ -9,7 +9,7 @@ use aya_ebpf::{
 };
 use dislodge_ebpf::{
     look::{CompletionKey, CompletionPoint, Completions},
-    wire::{ErrorPoint, Kind, Native},
+    wire::{Kind, Native},
 };
 
 use crate::{
@@ -138,19 +138,15 @@ pub fn ucp_request_completed(ctx: ProbeContext) -> u32 {
     0
 }
 
-/// Entry of a function that gives up an endpoint. The probe's parameter is the [`ErrorPoint`]; each takes the
-/// `ucs_status_t` (one byte, negative) as its third argument.
+/// Entry of a function that gives up an endpoint. The probe's parameter is the [`dislodge_ebpf::wire::ErrorPoint`]; each takes the object that
+/// failed (NIXL's endpoint, UCP's endpoint, UCT's interface) first and the `ucs_status_t` (one byte, negative) third.
 #[uprobe]
 pub fn endpoint_error(ctx: ProbeContext) -> u32 {
     if let Some((process, point)) = Traced::of_probe(&ctx)
-        && let (Some(endpoint), Some(status)) = (argument(&ctx, object_argument(point)), argument(&ctx, 2))
+        && let (Some(endpoint), Some(status)) = (argument(&ctx, 0), argument(&ctx, 2))
     {
         let value = u64::from(status as u8) | u64::from(point) << 8;
         process.emit_native(Kind::EndpointError, 0, Native { object: endpoint, value, size: 0 });
     }
     0
-}
-
-const fn object_argument(point: u32) -> usize {
-    if point == ErrorPoint::UcpEndpoint as u32 { 0 } else { 1 }
 }

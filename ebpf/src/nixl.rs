@@ -2,17 +2,18 @@
 //! `src/core/nixl_agent.cpp`, `src/plugins/ucx/ucx_backend.cpp`.
 
 use aya_ebpf::{
+    helpers::bpf_ktime_get_ns,
     macros::{uprobe, uretprobe},
     programs::{ProbeContext, RetProbeContext},
 };
 use dislodge_ebpf::{
     process::{AttachCookie, MakeForm, NotificationForm},
-    wire::{Kind, Native, STATUS_NOT_READ, flag},
+    wire::{Kind, NIXL_LOCAL_LIST, Native, STATUS_NOT_READ, flag},
 };
 
 use crate::{
     abi::{argument, read, result},
-    call::{Call, Function, entered, returned},
+    call::{Call, Function, entered, returned, under_way},
     emit::Traced,
 };
 
@@ -25,6 +26,8 @@ const HAS_NOTIFICATION: u64 = 56;
 /// Size of `nixlBasicDesc {addr, len, devId}`, and where its length is.
 const DESCRIPTOR: u64 = 24;
 const DESCRIPTOR_LENGTH: u64 = 8;
+/// Offset of the status, one byte, in UCX's `uct_completion_t {func, count, status}`.
+const UCT_COMPLETION_STATUS: u64 = 12;
 /// Descriptors that are added up; of a longer list the size is extrapolated.
 const SUMMED: u64 = 64;
 
@@ -134,7 +137,8 @@ pub fn nixl_post(ctx: ProbeContext) -> u32 {
 fn try_post(ctx: &ProbeContext) -> Option<()> {
     let (process, parameter) = Traced::of_probe(ctx)?;
     let handle = argument(ctx, 1)?;
-    process.emit_native(Kind::NixlPosting, 0, Native { object: handle, ..Native::default() });
+    let list = read::<u64>(handle + NIXL_LOCAL_LIST).unwrap_or(0);
+    process.emit_native(Kind::NixlPosting, 0, Native { object: handle, value: list, size: 0 });
     if parameter & AttachCookie::ENTRY_ONLY != 0 {
         return Some(());
     }
@@ -211,4 +215,45 @@ fn try_notification_sent(ctx: &ProbeContext) -> Option<()> {
     let native = Native { object: 0, value: u64::from(serialised), size: length };
     process.emit_native_bytes(Kind::NixlNotificationSent, 0, native, bytes, length);
     Some(())
+}
+
+/// Entry of `nixlUcxEngine::sendXferRange(operation, local, remote, agent, handle, first, last)`, on the thread that posted
+/// or on one of NIXL's pool: the flush that this thread asks for next is that of this range.
+#[uprobe]
+pub fn nixl_range(ctx: ProbeContext) -> u32 {
+    if let Some((process, _)) = Traced::of_probe(&ctx)
+        && let (Some(list), Some(first), Some(last)) = (argument(&ctx, 2), argument(&ctx, 6), argument(&ctx, 7))
+    {
+        // SAFETY: a helper without arguments.
+        let now = unsafe { bpf_ktime_get_ns() };
+        entered(&process, Function::NixlRange, Call([list, last.wrapping_sub(first), now, 0, 0]));
+    }
+    0
+}
+
+/// Return of `ucp_ep_flush_nbx`: the flush of a range is under way. Others are not ours.
+#[uretprobe]
+pub fn ucp_flush_asked(ctx: RetProbeContext) -> u32 {
+    if let Some((process, _)) = Traced::of_probe(&ctx)
+        && let Some(Call([list, descriptors, began, ..])) = under_way(&process, Function::NixlRange)
+    {
+        // SAFETY: a helper without arguments.
+        let took = unsafe { bpf_ktime_get_ns() }.wrapping_sub(began).min(u64::from(u32::MAX));
+        let size = u64::from(descriptors as u32) | took << 32;
+        process.emit_native(Kind::NixlRangePosted, 0, Native { object: list, value: result(&ctx), size });
+    }
+    0
+}
+
+/// Entry of `ucp_ep_flush_completion(uct_completion_t *)`: everything that was posted before the flush is over.
+#[uprobe]
+pub fn ucp_flushed(ctx: ProbeContext) -> u32 {
+    if let Some((process, _)) = Traced::of_probe(&ctx)
+        && let Some(completion) = argument(&ctx, 0)
+    {
+        let status = read::<i8>(completion + UCT_COMPLETION_STATUS).unwrap_or(i8::MIN);
+        let value = i64::from(status) as u64;
+        process.emit_native(Kind::UcpFlushed, 0, Native { object: completion, value, size: 0 });
+    }
+    0
 }

@@ -160,7 +160,8 @@ kinds! {
     NixlMade = 100,
     /// NIXL refused to make a transfer: value = `nixl_status_t`.
     NixlNotMade = 101,
-    /// `postXferReq` was entered: object = handle.
+    /// `postXferReq` was entered: object = handle, value = address of its list of local descriptors where the handle
+    /// holds a pointer to it (up to 1.1; later the list is in the handle, [`NIXL_LOCAL_LIST`] bytes on).
     NixlPosting = 102,
     /// `postXferReq` returned something else than "in progress": object = handle, value = `nixl_status_t`.
     NixlPosted = 103,
@@ -172,6 +173,12 @@ kinds! {
     NixlNotificationArrived = 106,
     /// A notification was handed to UCX. Carries it, size = its whole length, value = 1 when serialised.
     NixlNotificationSent = 107,
+    /// NIXL's UCX plugin has posted a range of a transfer and asked UCX to flush it: object = address of the list of
+    /// local descriptors, value = the flush request (0: done already; a small negative number: an error),
+    /// size = descriptors | nanoseconds since the range was begun << 32.
+    NixlRangePosted = 108,
+    /// A flush of UCX ended: object = address of the completion in its request, value = `ucs_status_t`, sign-extended.
+    UcpFlushed = 109,
     /// Mooncake allocated a batch: object = batch id, value = how many transfers it has room for.
     MooncakeAllocated = 120,
     /// `submitTransfer` was entered: object = batch id, value = opcode (0 READ, 1 WRITE) | bytes of the vector of
@@ -229,6 +236,8 @@ impl Kind {
     }
 }
 
+/// Where `nixlXferReqH` has its list of local descriptors, or (up to 1.1) a pointer to it, in bytes.
+pub const NIXL_LOCAL_LIST: u64 = 16;
 /// [`Native::value`] of a release whose status BPF could not read. No engine has such a status.
 pub const STATUS_NOT_READ: i64 = i32::MIN as i64;
 

@@ -1,8 +1,8 @@
 //! What calls into a transfer engine's library say, in the engines' own terms but one shape.
 
-use std::fmt;
+use std::{fmt, time::Duration};
 
-use dislodge_ebpf::wire::{Kind, Native, STATUS_NOT_READ, batch, flag};
+use dislodge_ebpf::wire::{Kind, NIXL_LOCAL_LIST, Native, STATUS_NOT_READ, batch, flag};
 use serde::{Deserialize, Serialize};
 
 use super::decode::DecodeError;
@@ -165,6 +165,34 @@ pub enum ErrorPoint {
     Uct,
 }
 
+/// What UCX returned for a flush (`ucs_status_ptr_t`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flush {
+    /// Nothing was under way.
+    Done,
+    /// It could not be asked for.
+    Failed {
+        /// `ucs_status_t`.
+        status: i8,
+    },
+    /// This request is under way.
+    UnderWay {
+        /// Its address.
+        request: u64,
+    },
+}
+
+impl Flush {
+    fn of_pointer(pointer: u64) -> Self {
+        match pointer as i64 {
+            0 => Self::Done,
+            // UCS_ERR_LAST is −100.
+            error @ -100..0 => Self::Failed { status: error as i8 },
+            _ => Self::UnderWay { request: pointer },
+        }
+    }
+}
+
 /// A call into a transfer engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NativeEvent {
@@ -194,6 +222,26 @@ pub enum NativeEvent {
         operation: Option<Operation>,
         /// Bytes of its first request, where this call says.
         first_length: Option<u64>,
+        /// Where its local descriptors may be listed: NIXL's handles have the list in them, or a pointer to it.
+        lists: [u64; 2],
+    },
+    /// A range of a transfer's descriptors was posted, and a flush behind it.
+    RangePosted {
+        /// Address of the list of local descriptors.
+        list: u64,
+        /// The flush.
+        flush: Flush,
+        /// How many descriptors.
+        descriptors: u64,
+        /// How long posting them took.
+        took: Duration,
+    },
+    /// A flush ended: what was posted before it is over.
+    Flushed {
+        /// Address of the completion in its request.
+        completion: u64,
+        /// `ucs_status_t`.
+        status: i8,
     },
     /// What the engine said of a transfer.
     Status {
@@ -266,7 +314,19 @@ pub(super) fn native_event(kind: Kind, flags: u16, native: &Native, detail: &[u8
             notification: (!detail.is_empty() && !unread).then(|| notification(flags, detail)),
         },
         Kind::NixlNotMade => NativeEvent::NotMade { code },
-        Kind::NixlPosting => NativeEvent::Posting { handle: nixl, operation: None, first_length: None },
+        Kind::NixlPosting => NativeEvent::Posting {
+            handle: nixl,
+            operation: None,
+            first_length: None,
+            lists: [object.wrapping_add(NIXL_LOCAL_LIST), value],
+        },
+        Kind::NixlRangePosted => NativeEvent::RangePosted {
+            list: object,
+            flush: Flush::of_pointer(value),
+            descriptors: u64::from(size as u32),
+            took: Duration::from_nanos(size >> 32),
+        },
+        Kind::UcpFlushed => NativeEvent::Flushed { completion: object, status: value as i8 },
         Kind::NixlPosted => NativeEvent::Posted { handle: nixl, status: TransferStatus::of_nixl(code) },
         Kind::NixlStatus => NativeEvent::Status { handle: nixl, status: TransferStatus::of_nixl(code), moved: None },
         Kind::NixlReleasing => NativeEvent::Releasing {
@@ -293,6 +353,7 @@ pub(super) fn native_event(kind: Kind, flags: u16, native: &Native, detail: &[u8
             handle: mooncake,
             operation: Some(Operation::from_number(value as u8)),
             first_length: (!unread).then_some(size),
+            lists: [0; 2],
         },
         Kind::MooncakeNotSubmitted => NativeEvent::Posted { handle: mooncake, status: TransferStatus::Failed { code } },
         Kind::MooncakeStatus => {

@@ -113,7 +113,7 @@ impl Kernel {
             (Some(_), ReturnProbes::Refused { why }) if site.spec.entry_is_useful_alone => {
                 let mut alone = site.clone();
                 alone.parameter |= AttachCookie::ENTRY_ONLY;
-                return match self.attach_program(key, library, &alone, site.spec.entry, links) {
+                return match self.attach_programs(key, library, &alone, links, site.spec.entry) {
                     Ok(()) => ProbeState::EntryOnly { why: why.clone() },
                     Err(why) => ProbeState::Refused { why },
                 };
@@ -121,14 +121,22 @@ impl Kernel {
             (Some(_), ReturnProbes::Refused { why }) => return ProbeState::Refused { why: why.clone() },
         };
         // The return first: an entry whose return is not probed would leave its call in the map.
-        let mut attached = Ok(());
-        for program in exit.into_iter().chain([site.spec.entry]) {
-            attached = attached.and_then(|()| self.attach_program(key, library, site, program, links));
-        }
+        let attached = self.attach_programs(key, library, site, links, exit.into_iter().chain(site.spec.entry));
         match attached {
             Ok(()) => ProbeState::Attached,
             Err(why) => ProbeState::Refused { why },
         }
+    }
+
+    fn attach_programs(
+        &mut self,
+        key: ProcessKey,
+        library: &MappedLibrary,
+        site: &Site,
+        links: &mut Vec<Link>,
+        programs: impl IntoIterator<Item = &'static str>,
+    ) -> Result<(), String> {
+        programs.into_iter().try_for_each(|program| self.attach_program(key, library, site, program, links))
     }
 
     fn attach_program(

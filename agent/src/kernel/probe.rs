@@ -41,8 +41,8 @@ pub struct ProbeSpec {
     pub role: LibraryRole,
     /// Its mangled name.
     pub symbol: SymbolPattern,
-    /// Program at its entry.
-    pub entry: &'static str,
+    /// Program at its entry, where that tells something.
+    pub entry: Option<&'static str>,
     /// Program at its return, where its result is needed.
     pub exit: Option<&'static str>,
     /// What the programs are told.
@@ -67,7 +67,7 @@ impl ProbeSpec {
             function,
             role,
             symbol,
-            entry,
+            entry: Some(entry),
             exit: None,
             parameter: Parameter::Fixed(0),
             set,
@@ -79,6 +79,18 @@ impl ProbeSpec {
     const fn and_return(mut self, program: &'static str) -> Self {
         self.exit = Some(program);
         self
+    }
+
+    const fn at_return(
+        set: ProbeSet,
+        role: LibraryRole,
+        function: &'static str,
+        symbol: SymbolPattern,
+        program: &'static str,
+    ) -> Self {
+        let mut spec = Self::new(set, role, function, symbol, program);
+        spec.entry = None;
+        spec.and_return(program)
     }
 
     const fn told(mut self, parameter: u32) -> Self {
@@ -196,6 +208,15 @@ pub static PROBES: &[ProbeSpec] = &[
         .told(ErrorPoint::UcpEndpoint as u32),
     ProbeSpec::new(Transfers, Uct, "uct_iface_handle_ep_err", Exact("uct_iface_handle_ep_err"), "endpoint_error")
         .told(ErrorPoint::UctInterface as u32),
+    ProbeSpec::new(
+        Transfers,
+        NixlUcxPlugin,
+        "nixlUcxEngine::sendXferRange",
+        Prefix("_ZNK13nixlUcxEngine13sendXferRange"),
+        "nixl_range",
+    ),
+    ProbeSpec::at_return(Transfers, Ucp, "ucp_ep_flush_nbx", Exact("ucp_ep_flush_nbx"), "ucp_flush_asked"),
+    ProbeSpec::new(Transfers, Ucp, "ucp_ep_flush_completion", Exact("ucp_ep_flush_completion"), "ucp_flushed"),
     ProbeSpec::new(
         Completions,
         Ucp,

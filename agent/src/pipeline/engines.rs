@@ -12,8 +12,8 @@ use crate::{
     kernel::plan::{ProbeReport, ProbeState, is_complete},
     request::transfer::Observation,
     target::{
+        handle::Memory,
         library::{self, LibraryRole, MappedLibrary},
-        memory::Memory,
     },
 };
 

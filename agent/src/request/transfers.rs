@@ -1,10 +1,13 @@
 //! The transfers of one process, as its transfer engine's library tells of them: which are under way, of which room,
 //! and how the others ended. Pure; bounded.
 
+mod lifecycle;
+
 use std::collections::{HashMap, VecDeque};
 
 use super::{
-    correlate::{Joined, NotJoined, TransferSubject, join},
+    correlate::{NotJoined, TransferSubject},
+    flush::{Flushes, WireEnd},
     transfer::{
         Observation, SubjectTransfers, Transfer, TransferEnd, TransferState, end_of_posting, end_of_release,
         end_of_status,
@@ -13,11 +16,9 @@ use super::{
 use crate::event::{
     Room,
     clock::Monotonic,
-    native::{Engine, Handle, NativeEvent, Notification, Operation, Size, TransferStatus},
+    native::{Engine, Handle, NIXL_REMOTE_DISCONNECT, NativeEvent, TransferStatus},
 };
-
-/// Rooms and requests of which something is kept.
-const MAX_SUBJECTS: usize = 262_144;
+use lifecycle::Made;
 
 /// What was counted of a process's transfers.
 #[derive(Clone, Debug, Default)]
@@ -53,6 +54,11 @@ pub struct Transfers {
     live: HashMap<Handle, Transfer>,
     /// Handles that were not under way when they were put here: the first to go when there are too many.
     idle: VecDeque<(Handle, u64)>,
+    /// Transfers that were given up and may go on, by generation: they have no handle any more.
+    abandoned: HashMap<u64, Transfer>,
+    flushes: Flushes,
+    /// Handles of those transfers whose flushes are followed, by generation.
+    flushed_handles: HashMap<u64, Handle>,
     subjects: HashMap<TransferSubject, SubjectTransfers>,
     not_joined: SubjectTransfers,
     workers: HashMap<u32, Work>,
@@ -68,6 +74,9 @@ impl Transfers {
         Self {
             live: HashMap::new(),
             idle: VecDeque::new(),
+            abandoned: HashMap::new(),
+            flushes: Flushes::default(),
+            flushed_handles: HashMap::new(),
             subjects: HashMap::new(),
             not_joined: SubjectTransfers::default(),
             workers: HashMap::new(),
@@ -139,8 +148,20 @@ impl Transfers {
                 self.counted.not_made += 1;
                 true
             }
-            NativeEvent::Posting { handle, operation, first_length } => {
-                self.posting(*handle, *operation, *first_length, at, tid)
+            NativeEvent::Posting { handle, operation, first_length, lists } => {
+                let posted = self.posting(*handle, *operation, *first_length, at, tid);
+                self.follow_flushes(*handle, *lists);
+                posted
+            }
+            NativeEvent::RangePosted { list, flush, descriptors, took } => {
+                let end = self.flushes.range_posted(*list, *flush, *descriptors, at, *took);
+                self.over_on_the_wire(end, at, has_senders);
+                true
+            }
+            NativeEvent::Flushed { completion, status } => {
+                let end = self.flushes.flushed(*completion, *status, at);
+                self.over_on_the_wire(end, at, has_senders);
+                true
             }
             NativeEvent::Status { handle, status: TransferStatus::Failed { code }, .. }
                 if handle.engine == Engine::Mooncake =>
@@ -163,10 +184,7 @@ impl Transfers {
             NativeEvent::Releasing { handle, status } => {
                 let end = end_of_release(handle.engine, *status);
                 self.end(*handle, end, at, has_senders);
-                // A batch that is given up is not freed: its memory goes on to say where it stands.
-                if handle.engine != Engine::Mooncake || end != TransferEnd::GivenUp {
-                    self.live.remove(handle);
-                }
+                self.released(*handle);
                 true
             }
             NativeEvent::NotificationArrived { .. } => {
@@ -184,35 +202,68 @@ impl Transfers {
     /// The transfers of which the server's memory should be read: those that have been under way for some time, and
     /// batches that were given up, which Mooncake does not free. The oldest first, at most `most`.
     pub fn to_observe(&self, posted_before: Monotonic, most: usize) -> Vec<(Handle, u64)> {
-        let is_due = |transfer: &&Transfer| match transfer.state {
-            TransferState::InFlight => transfer.since <= posted_before,
-            TransferState::Ended(TransferEnd::GivenUp) => transfer.handle.engine == Engine::Mooncake,
-            _ => false,
-        };
-        let mut due: Vec<&Transfer> = self.live.values().filter(is_due).collect();
-        due.sort_unstable_by_key(|transfer| transfer.generation);
-        due.into_iter().take(most).map(|transfer| (transfer.handle, transfer.generation)).collect()
+        let in_flight =
+            self.live.values().filter(|it| it.state == TransferState::InFlight && it.since <= posted_before);
+        let given_up = self.abandoned.values().filter(|it| it.handle.engine == Engine::Mooncake);
+        let mut due: Vec<(Handle, u64)> = in_flight.chain(given_up).map(|it| (it.handle, it.generation)).collect();
+        due.sort_unstable_by_key(|(_, generation)| *generation);
+        due.truncate(most);
+        due
     }
 
     /// Takes over what was read of a transfer in the server's memory, unless the handle is another one's by now.
     pub fn observed(&mut self, seen: Observation, at: Monotonic, has_senders: impl Fn(Room) -> bool) {
-        let Some(transfer) = self.live.get_mut(&seen.handle) else { return };
-        if transfer.generation != seen.generation {
-            return;
-        }
-        let subject = transfer.joined.subject();
+        let live = self.live.get_mut(&seen.handle).filter(|transfer| transfer.generation == seen.generation);
+        let Some(transfer) = live.or_else(|| self.abandoned.get_mut(&seen.generation)) else { return };
         if let Some(moved) = seen.moved.filter(|moved| *moved > transfer.moved) {
             transfer.moved = moved;
-            subject_mut(&mut self.subjects, &mut self.not_joined, subject.clone()).last_progress = Some(at);
+            let subject = transfer.joined.subject();
+            subject_mut(&mut self.subjects, &mut self.not_joined, subject).last_progress = Some(at);
         }
-        let Some(end) = end_of_status(seen.handle.engine, seen.status) else { return };
-        if transfer.state == TransferState::Ended(TransferEnd::GivenUp) {
-            transfer.state = TransferState::Ended(end);
-            subject_mut(&mut self.subjects, &mut self.not_joined, subject).proved_over(seen.handle.engine, end, at);
-            self.live.remove(&seen.handle);
-        } else {
-            self.end(seen.handle, end, at, has_senders);
+        if let Some(end) = end_of_status(seen.handle.engine, seen.status) {
+            self.proved(seen.generation, seen.handle, end, at, has_senders);
         }
+    }
+
+    fn follow_flushes(&mut self, handle: Handle, lists: [u64; 2]) {
+        if let Some(transfer) = self.live.get(&handle).filter(|_| handle.engine == Engine::Nixl) {
+            self.flushes.posting(transfer.generation, transfer.parts, lists);
+            self.flushed_handles.insert(transfer.generation, handle);
+        }
+    }
+
+    fn over_on_the_wire(&mut self, end: Option<(u64, WireEnd)>, at: Monotonic, has_senders: impl Fn(Room) -> bool) {
+        let Some((generation, end)) = end else { return };
+        let Some(handle) = self.flushed_handles.remove(&generation) else { return };
+        let end = match end {
+            WireEnd::Done => TransferEnd::Done,
+            WireEnd::Failed { .. } => TransferEnd::Failed { code: NIXL_REMOTE_DISCONNECT },
+        };
+        self.proved(generation, handle, end, at, has_senders);
+    }
+
+    /// It is proved that the device is done with a transfer, which may have been given up before.
+    fn proved(
+        &mut self,
+        generation: u64,
+        handle: Handle,
+        end: TransferEnd,
+        at: Monotonic,
+        has_senders: impl Fn(Room) -> bool,
+    ) {
+        if let Some(transfer) = self.abandoned.remove(&generation) {
+            self.stop_following(generation);
+            let subject = transfer.joined.subject();
+            subject_mut(&mut self.subjects, &mut self.not_joined, subject.clone()).proved_over(handle.engine, end, at);
+            self.forget_if_over(subject, has_senders);
+        } else if self.live.get(&handle).is_some_and(|transfer| transfer.generation == generation) {
+            self.end(handle, end, at, has_senders);
+        }
+    }
+
+    fn stop_following(&mut self, generation: u64) {
+        self.flushes.forget(generation);
+        self.flushed_handles.remove(&generation);
     }
 
     /// One of a batch's requests failed; the others may go on.
@@ -222,174 +273,6 @@ impl Transfers {
             subject_mut(&mut self.subjects, &mut self.not_joined, subject).failure = Some((at, handle.engine, code));
         }
     }
-
-    fn made(
-        &mut self,
-        handle: Handle,
-        made: Made,
-        notification: Option<&Notification>,
-        at: Monotonic,
-        tid: u32,
-        has_senders: impl Fn(Room) -> bool,
-    ) -> bool {
-        // The handle's former transfer must have been released, though that was not seen.
-        self.end(handle, TransferEnd::NotSeen, at, has_senders);
-        self.live.remove(&handle);
-        if !self.make_room() {
-            return false;
-        }
-        self.generation += 1;
-        let joined = join(notification, self.room_of_worker(tid));
-        let transfer = Transfer {
-            handle,
-            generation: self.generation,
-            operation: made.operation,
-            parts: made.parts,
-            size: made.size,
-            joined,
-            tid,
-            since: at,
-            state: TransferState::Made,
-            moved: 0,
-        };
-        self.idle.push_back((handle, transfer.generation));
-        self.live.insert(handle, transfer);
-        true
-    }
-
-    fn posting(
-        &mut self,
-        handle: Handle,
-        operation: Option<Operation>,
-        first_length: Option<u64>,
-        at: Monotonic,
-        tid: u32,
-    ) -> bool {
-        let working_on = self.room_of_worker(tid);
-        if !self.live.contains_key(&handle) {
-            if !self.make_room() {
-                return false;
-            }
-            self.generation += 1;
-            let joined = working_on.map_or(Joined::Not(NotJoined::NotSeen), Joined::ByThread);
-            let transfer = Transfer {
-                handle,
-                generation: self.generation,
-                operation,
-                parts: 0,
-                size: None,
-                joined,
-                tid,
-                since: at,
-                state: TransferState::Made,
-                moved: 0,
-            };
-            self.live.insert(handle, transfer);
-        }
-        let Some(transfer) = self.live.get_mut(&handle) else { return false };
-        if transfer.state == TransferState::InFlight {
-            return true;
-        }
-        transfer.state = TransferState::InFlight;
-        transfer.since = at;
-        transfer.tid = tid;
-        transfer.operation = operation.or(transfer.operation);
-        if let (None, Some(length)) = (transfer.size, first_length) {
-            let bytes = length.saturating_mul(transfer.parts.max(1));
-            transfer.size = Some(Size { bytes, estimated: transfer.parts != 1 });
-        }
-        // Made by one thread and posted by a worker: the worker knows.
-        if let (Joined::Not(NotJoined::NoNotification), Some(room)) = (&transfer.joined, working_on) {
-            transfer.joined = Joined::ByThread(room);
-        }
-        if let Joined::Not(why) = transfer.joined {
-            *self.counted.not_joined.entry(why).or_default() += 1;
-        }
-        if transfer.size.is_none_or(|size| size.estimated) {
-            self.counted.size_not_known += 1;
-        }
-        let (subject, generation) = (transfer.joined.subject(), transfer.generation);
-        let bytes = transfer.size.map_or(0, |size| size.bytes);
-        let kept = subject.as_ref().is_none_or(|subject| self.keeps(subject));
-        if !kept {
-            self.counted.not_kept += 1;
-            return false;
-        }
-        subject_mut(&mut self.subjects, &mut self.not_joined, subject).begin(at, generation, bytes);
-        true
-    }
-
-    /// Whether there is room for a subject; what is over goes first.
-    fn keeps(&mut self, subject: &TransferSubject) -> bool {
-        if self.subjects.len() >= MAX_SUBJECTS && !self.subjects.contains_key(subject) {
-            self.subjects.retain(|_, transfers| !transfers.is_over());
-        }
-        self.subjects.len() < MAX_SUBJECTS || self.subjects.contains_key(subject)
-    }
-
-    /// Makes room for one more handle: those that were put aside first and are still not under way go.
-    fn make_room(&mut self) -> bool {
-        while self.live.len() >= self.limit {
-            let Some((handle, generation)) = self.idle.pop_front() else {
-                self.counted.not_kept += 1;
-                return false;
-            };
-            let is_idle =
-                |transfer: &Transfer| transfer.generation == generation && transfer.state != TransferState::InFlight;
-            if self.live.get(&handle).is_some_and(is_idle) {
-                self.live.remove(&handle);
-            }
-        }
-        // Entries of handles that were released are only taken out here.
-        if self.idle.len() > self.limit.saturating_mul(2) {
-            let live = &self.live;
-            self.idle.retain(|(handle, generation)| {
-                live.get(handle).is_some_and(|transfer| {
-                    transfer.generation == *generation && transfer.state != TransferState::InFlight
-                })
-            });
-        }
-        true
-    }
-
-    fn end(&mut self, handle: Handle, end: TransferEnd, at: Monotonic, has_senders: impl Fn(Room) -> bool) {
-        let Some(transfer) = self.live.get_mut(&handle) else { return };
-        let (posted, generation) = (transfer.since, transfer.generation);
-        let end = match (transfer.state, end) {
-            (TransferState::InFlight, end) => end,
-            (TransferState::Made, TransferEnd::GivenUp | TransferEnd::NotSeen) => TransferEnd::NeverPosted,
-            (TransferState::Made | TransferState::Ended(_), _) => return,
-        };
-        let was_under_way = transfer.state == TransferState::InFlight;
-        transfer.state = TransferState::Ended(end);
-        let (subject, bytes) = (transfer.joined.subject(), transfer.size.map_or(0, |size| size.bytes));
-        let counted = self.counted.ended.entry((handle.engine, end.name())).or_default();
-        counted.0 += 1;
-        counted.1 = counted.1.saturating_add(bytes);
-        self.idle.push_back((handle, generation));
-        if !was_under_way {
-            return;
-        }
-        let room = match &subject {
-            Some(TransferSubject::Room(room)) => Some(*room),
-            _ => None,
-        };
-        let is_request = matches!(subject, Some(TransferSubject::Request(_)));
-        let transfers = subject_mut(&mut self.subjects, &mut self.not_joined, subject.clone());
-        transfers.end(posted, generation, handle.engine, end, at);
-        if transfers.is_over()
-            && (is_request || room.is_some_and(|room| !has_senders(room)))
-            && let Some(subject) = subject
-        {
-            self.subjects.remove(&subject);
-        }
-    }
-}
-
-struct Made {
-    operation: Option<Operation>,
-    parts: u64,
-    size: Option<Size>,
 }
 
 fn subject_mut<'a>(

@@ -1,0 +1,211 @@
+//! Making, posting, ending and releasing a transfer.
+
+use super::{
+    super::{
+        correlate::{Joined, NotJoined, TransferSubject, join},
+        transfer::{SubjectTransfers, Transfer, TransferEnd, TransferState},
+    },
+    Transfers, subject_mut,
+};
+use crate::event::{
+    Room,
+    clock::Monotonic,
+    native::{Engine, Handle, Notification, Operation, Size},
+};
+
+/// Rooms and requests of which something is kept.
+const MAX_SUBJECTS: usize = 262_144;
+
+/// What is known of a transfer when it is made.
+pub(super) struct Made {
+    pub(super) operation: Option<Operation>,
+    pub(super) parts: u64,
+    pub(super) size: Option<Size>,
+}
+
+impl Transfers {
+    pub(super) fn made(
+        &mut self,
+        handle: Handle,
+        made: Made,
+        notification: Option<&Notification>,
+        at: Monotonic,
+        tid: u32,
+        has_senders: impl Fn(Room) -> bool,
+    ) -> bool {
+        // The handle's former transfer must have been released, though that was not seen.
+        self.end(handle, TransferEnd::NotSeen, at, has_senders);
+        self.released(handle);
+        if !self.make_room() {
+            return false;
+        }
+        self.generation += 1;
+        let joined = join(notification, self.room_of_worker(tid));
+        let transfer = Transfer {
+            handle,
+            generation: self.generation,
+            operation: made.operation,
+            parts: made.parts,
+            size: made.size,
+            joined,
+            tid,
+            since: at,
+            state: TransferState::Made,
+            moved: 0,
+        };
+        self.idle.push_back((handle, transfer.generation));
+        self.live.insert(handle, transfer);
+        true
+    }
+
+    pub(super) fn posting(
+        &mut self,
+        handle: Handle,
+        operation: Option<Operation>,
+        first_length: Option<u64>,
+        at: Monotonic,
+        tid: u32,
+    ) -> bool {
+        let working_on = self.room_of_worker(tid);
+        if !self.live.contains_key(&handle) {
+            if !self.make_room() {
+                return false;
+            }
+            self.generation += 1;
+            let joined = working_on.map_or(Joined::Not(NotJoined::NotSeen), Joined::ByThread);
+            let transfer = Transfer {
+                handle,
+                generation: self.generation,
+                operation,
+                parts: 0,
+                size: None,
+                joined,
+                tid,
+                since: at,
+                state: TransferState::Made,
+                moved: 0,
+            };
+            self.live.insert(handle, transfer);
+        }
+        let Some(transfer) = self.live.get_mut(&handle) else { return false };
+        if transfer.state == TransferState::InFlight {
+            return true;
+        }
+        transfer.state = TransferState::InFlight;
+        transfer.since = at;
+        transfer.tid = tid;
+        transfer.operation = operation.or(transfer.operation);
+        if let (None, Some(length)) = (transfer.size, first_length) {
+            let bytes = length.saturating_mul(transfer.parts.max(1));
+            transfer.size = Some(Size { bytes, estimated: transfer.parts != 1 });
+        }
+        // Made by one thread and posted by a worker: the worker knows.
+        if let (Joined::Not(NotJoined::NoNotification), Some(room)) = (&transfer.joined, working_on) {
+            transfer.joined = Joined::ByThread(room);
+        }
+        if let Joined::Not(why) = transfer.joined {
+            *self.counted.not_joined.entry(why).or_default() += 1;
+        }
+        if transfer.size.is_none_or(|size| size.estimated) {
+            self.counted.size_not_known += 1;
+        }
+        let (subject, generation) = (transfer.joined.subject(), transfer.generation);
+        let bytes = transfer.size.map_or(0, |size| size.bytes);
+        let kept = subject.as_ref().is_none_or(|subject| self.keeps(subject));
+        if !kept {
+            self.counted.not_kept += 1;
+            return false;
+        }
+        subject_mut(&mut self.subjects, &mut self.not_joined, subject).begin(at, generation, bytes);
+        true
+    }
+
+    /// Whether there is room for a subject; what is over goes first.
+    fn keeps(&mut self, subject: &TransferSubject) -> bool {
+        if self.subjects.len() >= MAX_SUBJECTS && !self.subjects.contains_key(subject) {
+            self.subjects.retain(|_, transfers| !transfers.is_over());
+        }
+        self.subjects.len() < MAX_SUBJECTS || self.subjects.contains_key(subject)
+    }
+
+    /// Makes room for one more handle: those that were put aside first and are still not under way go.
+    fn make_room(&mut self) -> bool {
+        while self.live.len() >= self.limit {
+            let Some((handle, generation)) = self.idle.pop_front() else {
+                self.counted.not_kept += 1;
+                return false;
+            };
+            let is_idle =
+                |transfer: &Transfer| transfer.generation == generation && transfer.state != TransferState::InFlight;
+            if self.live.get(&handle).is_some_and(is_idle) {
+                self.live.remove(&handle);
+            }
+        }
+        // Entries of handles that were released are only taken out here.
+        if self.idle.len() > self.limit.saturating_mul(2) {
+            let live = &self.live;
+            self.idle.retain(|(handle, generation)| {
+                live.get(handle).is_some_and(|transfer| {
+                    transfer.generation == *generation && transfer.state != TransferState::InFlight
+                })
+            });
+        }
+        true
+    }
+
+    pub(super) fn end(&mut self, handle: Handle, end: TransferEnd, at: Monotonic, has_senders: impl Fn(Room) -> bool) {
+        let Some(transfer) = self.live.get_mut(&handle) else { return };
+        let (posted, generation) = (transfer.since, transfer.generation);
+        let end = match (transfer.state, end) {
+            (TransferState::InFlight, end) => end,
+            (TransferState::Made, TransferEnd::GivenUp | TransferEnd::NotSeen) => TransferEnd::NeverPosted,
+            (TransferState::Made | TransferState::Ended(_), _) => return,
+        };
+        let was_under_way = transfer.state == TransferState::InFlight;
+        transfer.state = TransferState::Ended(end);
+        let (subject, bytes) = (transfer.joined.subject(), transfer.size.map_or(0, |size| size.bytes));
+        let counted = self.counted.ended.entry((handle.engine, end.name())).or_default();
+        counted.0 += 1;
+        counted.1 = counted.1.saturating_add(bytes);
+        self.idle.push_back((handle, generation));
+        if !was_under_way {
+            return;
+        }
+        subject_mut(&mut self.subjects, &mut self.not_joined, subject.clone()).end(
+            posted,
+            generation,
+            handle.engine,
+            end,
+            at,
+        );
+        if end.is_proved_over() {
+            self.stop_following(generation);
+        }
+        self.forget_if_over(subject, has_senders);
+    }
+
+    /// What is over is forgotten, unless a live sender's request may ask for it.
+    pub(super) fn forget_if_over(&mut self, subject: Option<TransferSubject>, has_senders: impl Fn(Room) -> bool) {
+        let Some(subject) = subject else { return };
+        let is_asked_for = matches!(&subject, TransferSubject::Room(room) if has_senders(*room));
+        if !is_asked_for && self.subjects.get(&subject).is_some_and(SubjectTransfers::is_over) {
+            self.subjects.remove(&subject);
+        }
+    }
+
+    /// A handle is released. A transfer that was given up may go on: its flushes, or its batch's memory, will tell.
+    pub(super) fn released(&mut self, handle: Handle) {
+        let Some(transfer) = self.live.remove(&handle) else { return };
+        let goes_on = match transfer.state {
+            TransferState::Ended(TransferEnd::GivenUp | TransferEnd::NotSeen) => {
+                handle.engine == Engine::Mooncake || self.flushed_handles.contains_key(&transfer.generation)
+            }
+            _ => false,
+        };
+        if goes_on && self.abandoned.len() < self.limit {
+            self.abandoned.insert(transfer.generation, transfer);
+        } else {
+            self.stop_following(transfer.generation);
+        }
+    }
+}
