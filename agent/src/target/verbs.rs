@@ -6,9 +6,7 @@
 
 use std::{
     collections::HashMap,
-    fs::{self, File},
-    io,
-    os::unix::fs::FileExt as _,
+    fs, io,
     path::PathBuf,
     time::{Duration, Instant},
 };
@@ -16,6 +14,7 @@ use std::{
 use super::{
     library::{LibraryRole, MappedLibrary},
     mapping::{self, FileId, Mapping, MappingError},
+    memory::Memory,
 };
 
 /// `struct ibv_context` of rdma-core's `libibverbs/verbs.h`, in bytes: `ops` begins at 8.
@@ -31,10 +30,6 @@ mod context {
 const WORD: usize = size_of::<u64>();
 /// Bytes that are read at once.
 const CHUNK: usize = 1 << 20;
-/// Entries of `/proc/PID/pagemap` that are read at once.
-const PAGEMAP_ENTRIES: usize = 4096;
-/// The page is in memory (`Documentation/admin-guide/mm/pagemap.rst`).
-const PRESENT: u64 = 1 << 63;
 /// Different functions that are kept: one per provider, two where a provider has two.
 const MAX_FOUND: usize = 16;
 /// What the device's file of a verbs context is called.
@@ -167,7 +162,7 @@ pub fn find_poll_cq(pid: u32, libraries: &[MappedLibrary], limits: Limits) -> Re
             .map(|provider| provider.code.iter().map(|part| (part.start, part.end)).collect())
             .collect(),
         providers,
-        memory: Memory::open(pid).map_err(SearchError::Memory)?,
+        memory: Memory::open(pid, CHUNK + context::SIZE).map_err(SearchError::Memory)?,
         devices: Devices { pid, known: HashMap::new() },
         limits,
         deadline,
@@ -252,60 +247,6 @@ fn where_contexts_lie(mappings: Vec<Mapping>) -> Vec<Mapping> {
         .collect();
     places.sort_by_key(|mapping| (mapping.name != b"[heap]", mapping.end - mapping.start));
     places
-}
-
-/// A process's memory and which of its pages are there.
-struct Memory {
-    memory: File,
-    pagemap: File,
-    page: u64,
-    buffer: Vec<u8>,
-}
-
-impl Memory {
-    fn open(pid: u32) -> io::Result<Self> {
-        Ok(Self {
-            memory: File::open(format!("/proc/{pid}/mem"))?,
-            pagemap: File::open(format!("/proc/{pid}/pagemap"))?,
-            page: rustix::param::page_size() as u64,
-            buffer: vec![0; CHUNK + context::SIZE],
-        })
-    }
-
-    /// The address ranges of a mapping that are present: the first `most` bytes or a bit more, as far as they are known by
-    /// the deadline.
-    fn present(&self, mapping: &Mapping, most: u64, deadline: Instant) -> Vec<(u64, u64)> {
-        let mut ranges: Vec<(u64, u64)> = Vec::new();
-        let mut entries = vec![0; PAGEMAP_ENTRIES * WORD];
-        let (mut at, mut present) = (mapping.start, 0);
-        while at < mapping.end && present < most && Instant::now() < deadline {
-            let pages = ((mapping.end - at) / self.page).min(PAGEMAP_ENTRIES as u64) as usize;
-            let Some(wanted) = entries.get_mut(..pages * WORD) else { break };
-            let place = at / self.page * WORD as u64;
-            if wanted.is_empty() || self.pagemap.read_exact_at(wanted, place).is_err() {
-                break;
-            }
-            for entry in wanted.chunks_exact(WORD) {
-                let next = at.saturating_add(self.page);
-                if entry.try_into().is_ok_and(|entry| u64::from_le_bytes(entry) & PRESENT != 0) {
-                    present += self.page;
-                    match ranges.last_mut() {
-                        Some((_, end)) if *end == at => *end = next,
-                        _ => ranges.push((at, next)),
-                    }
-                }
-                at = next;
-            }
-        }
-        ranges
-    }
-
-    /// Up to `length` bytes at an address; none where the memory is gone.
-    fn read(&mut self, address: u64, length: usize) -> &[u8] {
-        let Some(buffer) = self.buffer.get_mut(..length) else { return &[] };
-        let have = self.memory.read_at(buffer, address).unwrap_or(0);
-        buffer.get(..have).unwrap_or_default()
-    }
 }
 
 /// Which descriptors of a process are verbs devices.
