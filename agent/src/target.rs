@@ -8,6 +8,7 @@ pub mod hook;
 pub mod library;
 pub mod mapping;
 pub mod marker;
+mod memory;
 pub mod symbol;
 pub mod verbs;
 

@@ -118,7 +118,9 @@ impl SymbolTable {
             .collect();
         let sections = elf.elf_section_table();
         let mut tables = 0;
-        for section in sections.iter().filter(|section| is_symbol_table(section.sh_type(endian))) {
+        for section in
+            sections.iter().filter(|section| matches!(section.sh_type(endian), elf::SHT_DYNSYM | elf::SHT_SYMTAB))
+        {
             let symbols: &[elf::Sym64<Endianness>] = section.data_as_array(endian, data)?;
             let strings = sections.section(section.link(endian))?.data(endian, data)?;
             tables += 1;
@@ -232,12 +234,7 @@ pub(super) fn build_id(path: &Path) -> Option<String> {
 }
 
 fn hexadecimal(bytes: &[u8]) -> String {
-    // A build id has 20 bytes; what claims more is cut.
     bytes.iter().take(64).map(|byte| format!("{byte:02x}")).collect()
-}
-
-fn is_symbol_table(kind: u32) -> bool {
-    kind == elf::SHT_DYNSYM || kind == elf::SHT_SYMTAB
 }
 
 fn bytes_of<'a>(names: &'a [u8], entry: &Entry) -> &'a [u8] {
@@ -388,8 +385,7 @@ mod tests {
     #[test]
     fn what_the_compiler_split_off_is_no_function() {
         assert!(is_function(b"_ZNK9nixlAgent14releaseXferReqEP12nixlXferReqH"));
-        assert!(!is_function(b"_ZNK9nixlAgent14releaseXferReqEP12nixlXferReqH.cold"));
-        assert!(!is_function(b"ucp_ep_set_failed.part.0"));
+        assert!(!is_function(b"ucp_ep_set_failed.cold"));
     }
 
     #[test]

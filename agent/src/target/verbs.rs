@@ -6,9 +6,7 @@
 
 use std::{
     collections::HashMap,
-    fs::{self, File},
-    io,
-    os::unix::fs::FileExt as _,
+    fs, io,
     path::PathBuf,
     time::{Duration, Instant},
 };
@@ -16,6 +14,7 @@ use std::{
 use super::{
     library::{LibraryRole, MappedLibrary},
     mapping::{self, FileId, Mapping, MappingError},
+    memory::Memory,
 };
 
 /// `struct ibv_context` of rdma-core's `libibverbs/verbs.h`, in bytes: `ops` begins at 8.
@@ -31,10 +30,6 @@ mod context {
 const WORD: usize = size_of::<u64>();
 /// Bytes that are read at once.
 const CHUNK: usize = 1 << 20;
-/// Entries of `/proc/PID/pagemap` that are read at once.
-const PAGEMAP_ENTRIES: usize = 4096;
-/// The page is in memory (`Documentation/admin-guide/mm/pagemap.rst`).
-const PRESENT: u64 = 1 << 63;
 /// Different functions that are kept: one per provider, two where a provider has two.
 const MAX_FOUND: usize = 16;
 /// What the device's file of a verbs context is called.
@@ -161,43 +156,73 @@ pub fn find_poll_cq(pid: u32, libraries: &[MappedLibrary], limits: Limits) -> Re
     if providers.is_empty() {
         return Err(SearchError::NoProvider);
     }
-    let code: Vec<Vec<(u64, u64)>> =
-        providers.iter().map(|provider| provider.code.iter().map(|range| (range.start, range.end)).collect()).collect();
-    let mut memory = Memory::open(pid).map_err(SearchError::Memory)?;
-    let mut devices = Devices { pid, known: HashMap::new() };
-    let mut search = Search { found: Vec::new(), coverage: Coverage::Whole, bytes: 0 };
-    for mapping in where_contexts_lie(mapping::read(pid)?) {
-        for (start, end) in memory.present(&mapping, deadline) {
+    let mut searcher = Searcher {
+        code: providers
+            .iter()
+            .map(|provider| provider.code.iter().map(|part| (part.start, part.end)).collect())
+            .collect(),
+        providers,
+        memory: Memory::open(pid, CHUNK + context::SIZE).map_err(SearchError::Memory)?,
+        devices: Devices { pid, known: HashMap::new() },
+        limits,
+        deadline,
+        found: Vec::new(),
+        bytes: 0,
+    };
+    let coverage = where_contexts_lie(mapping::read(pid)?).iter().find_map(|mapping| searcher.search(mapping));
+    Ok(Search { found: searcher.found, coverage: coverage.unwrap_or(Coverage::Whole), bytes: searcher.bytes })
+}
+
+/// A search under way.
+struct Searcher<'a> {
+    providers: Vec<&'a MappedLibrary>,
+    code: Vec<Vec<(u64, u64)>>,
+    memory: Memory,
+    devices: Devices,
+    limits: Limits,
+    deadline: Instant,
+    found: Vec<PollCq>,
+    bytes: u64,
+}
+
+impl Searcher<'_> {
+    /// Searches a mapping, and says why the search ends there if it does.
+    fn search(&mut self, mapping: &Mapping) -> Option<Coverage> {
+        let left = self.limits.bytes.saturating_sub(self.bytes);
+        for (start, end) in self.memory.present(mapping, left, self.deadline) {
             let mut at = start;
             while at < end {
-                if Instant::now() >= deadline {
-                    return Ok(Search { coverage: Coverage::OutOfTime, ..search });
-                }
-                if search.bytes >= limits.bytes {
-                    return Ok(Search { coverage: Coverage::OutOfBytes, ..search });
+                if let Some(ended) = self.ended() {
+                    return Some(ended);
                 }
                 // A context may begin in one chunk and end in the next: chunks overlap by one.
-                let most = (end - at).min((CHUNK + context::SIZE) as u64);
-                let bytes = memory.read(at, most as usize);
-                for candidate in candidates(bytes, &code) {
-                    let Some(found) = poll_cq(&candidate, &providers) else { continue };
-                    if !search.found.contains(&found) && devices.is_verbs(candidate.cmd_fd) {
-                        search.found.push(found);
+                let length = (end - at).min((CHUNK + context::SIZE) as u64);
+                let bytes = self.memory.read(at, length as usize);
+                for candidate in candidates(bytes, &self.code) {
+                    if let Some(found) = poll_cq(&candidate, &self.providers)
+                        && !self.found.contains(&found)
+                        && self.devices.is_verbs(candidate.cmd_fd)
+                    {
+                        self.found.push(found);
                     }
-                    if search.found.len() == MAX_FOUND {
-                        return Ok(Search { coverage: Coverage::Enough, ..search });
+                    if self.found.len() == MAX_FOUND {
+                        return Some(Coverage::Enough);
                     }
                 }
-                let step = most.min(CHUNK as u64);
-                search.bytes += step;
+                let step = length.min(CHUNK as u64);
+                self.bytes += step;
                 at += step;
             }
         }
-        if Instant::now() >= deadline {
-            return Ok(Search { coverage: Coverage::OutOfTime, ..search });
-        }
+        self.ended()
     }
-    Ok(search)
+
+    fn ended(&self) -> Option<Coverage> {
+        if self.bytes >= self.limits.bytes {
+            return Some(Coverage::OutOfBytes);
+        }
+        (Instant::now() >= self.deadline).then_some(Coverage::OutOfTime)
+    }
 }
 
 fn poll_cq(candidate: &Candidate, providers: &[&MappedLibrary]) -> Option<PollCq> {
@@ -222,58 +247,6 @@ fn where_contexts_lie(mappings: Vec<Mapping>) -> Vec<Mapping> {
         .collect();
     places.sort_by_key(|mapping| (mapping.name != b"[heap]", mapping.end - mapping.start));
     places
-}
-
-/// A process's memory and which of its pages are there.
-struct Memory {
-    memory: File,
-    pagemap: File,
-    page: u64,
-    buffer: Vec<u8>,
-}
-
-impl Memory {
-    fn open(pid: u32) -> io::Result<Self> {
-        Ok(Self {
-            memory: File::open(format!("/proc/{pid}/mem"))?,
-            pagemap: File::open(format!("/proc/{pid}/pagemap"))?,
-            page: rustix::param::page_size() as u64,
-            buffer: vec![0; CHUNK + context::SIZE],
-        })
-    }
-
-    /// The address ranges of a mapping that are present, as far as they are known by the deadline.
-    fn present(&self, mapping: &Mapping, deadline: Instant) -> Vec<(u64, u64)> {
-        let mut ranges: Vec<(u64, u64)> = Vec::new();
-        let mut entries = vec![0; PAGEMAP_ENTRIES * WORD];
-        let mut at = mapping.start;
-        while at < mapping.end && Instant::now() < deadline {
-            let pages = ((mapping.end - at) / self.page).min(PAGEMAP_ENTRIES as u64) as usize;
-            let Some(wanted) = entries.get_mut(..pages * WORD) else { break };
-            let place = at / self.page * WORD as u64;
-            if wanted.is_empty() || self.pagemap.read_exact_at(wanted, place).is_err() {
-                break;
-            }
-            for entry in wanted.chunks_exact(WORD) {
-                let next = at.saturating_add(self.page);
-                if entry.try_into().is_ok_and(|entry| u64::from_le_bytes(entry) & PRESENT != 0) {
-                    match ranges.last_mut() {
-                        Some((_, end)) if *end == at => *end = next,
-                        _ => ranges.push((at, next)),
-                    }
-                }
-                at = next;
-            }
-        }
-        ranges
-    }
-
-    /// Up to `length` bytes at an address; none where the memory is gone.
-    fn read(&mut self, address: u64, length: usize) -> &[u8] {
-        let Some(buffer) = self.buffer.get_mut(..length) else { return &[] };
-        let have = self.memory.read_at(buffer, address).unwrap_or(0);
-        buffer.get(..have).unwrap_or_default()
-    }
 }
 
 /// Which descriptors of a process are verbs devices.
