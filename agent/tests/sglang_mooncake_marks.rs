@@ -7,7 +7,7 @@ mod support;
 
 use dislodge::{
     event::{Backend, Body, ChunkCounts, ChunkStep, FailureFlag, LeaveReason, Phase, Room},
-    kernel::{Kernel, ring::Ring},
+    kernel::{Kernel, Sizes, ring::Ring},
     target::{discover, marker},
 };
 use serde_json::Value;
@@ -42,7 +42,7 @@ impl Watched {
     fn start(release: &str, backend: &str) -> Self {
         let setup = Setup::of(release).arguments(&["--backend", backend]).variable("MC_TRANSFER_TIMEOUT", "5");
         let server = setup.start();
-        let (mut kernel, ring) = Kernel::load(1 << 20).unwrap();
+        let (mut kernel, ring) = Kernel::load(Sizes { ring: 1 << 20, calls: 1024 }).unwrap();
         let key = discover::process_key(server.pid()).unwrap();
         let site = until("the marker", || marker::find(server.pid()).ok());
         kernel.attach(key, &site).unwrap();
