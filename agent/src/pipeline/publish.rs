@@ -19,6 +19,7 @@ impl Pipeline {
         self.publish_requests(now);
         self.publish_alerts();
         self.publish_queues();
+        self.publish_transfers(now);
         let metrics = &self.metrics;
         for state in ["watched", "without_control", "without_hook"] {
             let count = self.servers.values().filter(|server| server.state() == state).count();
