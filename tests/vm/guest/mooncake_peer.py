@@ -1,8 +1,8 @@
 """A prefill or decode process on unmodified Mooncake, in the shape of SGLang's: prefill writes pages in one synchronous call.
 
-    mooncake_peer.py prefill|decode SOCKET
+    mooncake_peer.py prefill|decode SOCKET DEVICE
 
-Commands: `post ROOM` (prefill); `verify ROOM` (decode). Prefill connects with its first post.
+Commands: `post ROOM` (prefill); `verify ROOM`, `unregister` (decode). Prefill connects with its first post.
 """
 
 import os
@@ -16,9 +16,9 @@ from peer import PAGE, PAGES, Buffer, commands, meet, say
 
 
 def main():
-    role, path = sys.argv[1:]
+    role, path, device = sys.argv[1:]
     engine = TransferEngine()
-    if engine.initialize("127.0.0.1", "P2PHANDSHAKE", "rdma", "rxe0"):
+    if engine.initialize("127.0.0.1", "P2PHANDSHAKE", "rdma", device):
         sys.exit("the engine cannot be initialised")
     buffer = Buffer()
     if engine.register_memory(buffer.address, buffer.size):
@@ -31,6 +31,9 @@ def main():
                 threading.Thread(target=post, args=[engine, buffer, session, address, int(room)]).start()
             case ["verify", room]:
                 say("verified", room=int(room), good=buffer.holds(int(room)))
+            case ["unregister"]:
+                engine.unregister_memory(buffer.address)
+                say("unregistered")
         time.sleep(0.005)
     os._exit(0)
 
