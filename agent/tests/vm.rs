@@ -97,8 +97,13 @@ fn run_everything(cache: &Path, kernel: &str) -> Run {
     fs::create_dir_all(into.join("agent/tests/support")).unwrap();
     copy(&repository().join("hook"), &into);
     copy(&repository().join("agent/tests/support/marks.py"), &into.join("agent/tests/support"));
-    copy(Path::new(env!("CARGO_BIN_EXE_dislodge")), &share.path().join("dislodge"));
-    copy(&kernel_tests(), &share.path().join("kernel-tests"));
+    // Without what debuggers read: that is nine tenths of them.
+    for (program, name) in [(Path::new(env!("CARGO_BIN_EXE_dislodge")), "dislodge"), (&kernel_tests(), "kernel-tests")]
+    {
+        let stripped =
+            Command::new("strip").arg("--strip-debug").arg("-o").arg(share.path().join(name)).arg(program).status();
+        assert!(stripped.unwrap().success(), "{name}");
+    }
     let at = format!("REPOSITORY={}", repository().display());
     let shared = share.path().to_str().unwrap();
     let arguments = ["--limit", "1200", "--share", shared, "--env", &at];
