@@ -81,7 +81,10 @@ fn machine() -> Result<&'static Path, String> {
 fn boot(cache: &Path, kernel: &str, arguments: &[&str], script: &Path) -> Output {
     static ONE: Mutex<()> = Mutex::new(());
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
-    Command::new(repository().join("tests/vm/run"))
+    // A machine ends with its test.
+    Command::new("setpriv")
+        .args(["--pdeathsig", "TERM"])
+        .arg(repository().join("tests/vm/run"))
         .args(["--kernel", kernel, "--cache"])
         .arg(cache)
         .args(arguments)
