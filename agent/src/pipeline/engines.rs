@@ -133,7 +133,9 @@ impl Pipeline {
             }
         }
         let attached = rows.iter().filter(|row| row.state == ProbeState::Attached).count();
-        tracing::info!(pid = key.pid, library, probes = attached, "transfer engine");
+        if !rows.is_empty() {
+            tracing::info!(pid = key.pid, library, probes = attached, "transfer engine");
+        }
         if attached > 0 {
             self.track(key);
         }

@@ -1,6 +1,6 @@
 //! What the loop shows of transfers: metrics.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, time::Duration};
 
 use dislodge_ebpf::look::CompletionPoint;
 
@@ -15,6 +15,9 @@ use crate::{
         transfers::Counted,
     },
 };
+
+/// How long a failure of a room is shown after the room is over.
+const FAILURES_KEPT: Duration = Duration::from_secs(300);
 
 impl Pipeline {
     /// Takes over what was counted of a server's transfers.
@@ -69,6 +72,7 @@ impl Pipeline {
         for key in &keys {
             self.count_transfers(*key);
         }
+        self.core.tracker.prune(Monotonic(now.0.saturating_sub(FAILURES_KEPT.as_nanos() as u64)));
         let mut standing: HashMap<(Engine, &'static str), i64> = HashMap::new();
         let mut oldest: HashMap<Engine, f64> = HashMap::new();
         for transfers in keys.iter().filter_map(|key| self.core.tracker.transfers(*key)) {

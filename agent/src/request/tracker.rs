@@ -166,6 +166,11 @@ impl Tracker {
         }
     }
 
+    /// Forgets failures of rooms without senders that are older than `before`.
+    pub fn prune(&mut self, before: Monotonic) {
+        self.processes.values_mut().for_each(|process| process.prune(before));
+    }
+
     /// What was counted of a process's transfers since the last time.
     pub fn take_counted(&mut self, key: ProcessKey) -> Counted {
         self.process_mut(key).map(Process::take_counted).unwrap_or_default()

@@ -50,6 +50,12 @@ impl Process {
         }
     }
 
+    /// Forgets failures of rooms without senders that are older than `before`.
+    pub(in crate::request) fn prune(&mut self, before: Monotonic) {
+        let rooms = &self.rooms;
+        self.transfers.prune(before, |room| rooms.get(&room).is_some_and(|state| !state.senders.is_empty()));
+    }
+
     /// What was counted of its transfers since the last time.
     pub(in crate::request) fn take_counted(&mut self) -> Counted {
         self.transfers.take_counted()
