@@ -205,12 +205,26 @@ fn each_fault_does_to_each_engine_what_its_name_says() {
     let nixl = ["stalled", "nothing_gets_through", "peer_killed", "link_lost"];
     let mooncake = [&nixl[..], &["memory_unregistered"]].concat();
     on_each_kernel(|parts| {
-        for (part, faults) in [("faults-nixl", &nixl[..]), ("faults-mooncake", &mooncake)] {
+        // Only one kernel of the two is asked.
+        let both = [("faults-nixl", &nixl[..]), ("faults-mooncake", &mooncake)];
+        for (part, faults) in both.into_iter().filter(|(part, _)| parts.contains_key(*part)) {
             let facts = parts[part].facts();
             for fault in ["frozen_before_the_first_write", "frozen_when_connected"].iter().chain(faults) {
                 let fact = facts.iter().find(|fact| fact["fault"] == **fault);
                 tell(&fact.unwrap_or_else(|| panic!("no {fault}: {facts:?}")).to_string());
             }
+        }
+    });
+}
+
+#[test]
+fn the_agent_counts_what_the_device_counts_and_names_each_fault_without_acting() {
+    on_each_kernel(|parts| {
+        for engine in ["nixl", "mooncake"] {
+            let facts = parts[&format!("agent-{engine}")].facts();
+            let last = facts.last().unwrap_or_else(|| panic!("{engine}: no facts"));
+            assert_eq!(last["agent"], "good", "{facts:?}");
+            facts.iter().for_each(|fact| tell(&fact.to_string()));
         }
     });
 }
