@@ -40,9 +40,9 @@ use trap::Traps;
 use turns::{Spread, undisturbed};
 
 const ENGINES: [&str; 3] = ["nixl-1.5.1", "mooncake-0.3.13.post1", "mooncake-0.3.9"];
-const ROUNDS: usize = 9;
+const ROUNDS: usize = 5;
 /// How long a turn is: short enough that all states meet the same machine.
-const TURN: Duration = Duration::from_millis(300);
+const TURN: Duration = Duration::from_millis(200);
 /// Within a turn transfers are timed a few at a time, in less than the scheduler's turns (some 3 ms).
 const FEW: f64 = 0.001;
 /// How often the kernel's account of programs is read, for a median.
@@ -136,47 +136,49 @@ fn cost_of_traps(traps: &Traps, return_trap: f64, site: &Site) -> f64 {
 /// The tight loop of status polls, whose transfer cannot end because the decode is stopped. Returns what a return probe
 /// costs beside its program and the trap at the entry.
 fn polls(kernel: &mut Kernel, names: &Names, bed: &Bed, engine: &str, traps: &Traps) -> f64 {
-    let mut pair = Pair::start(bed, engine, ENDLESS, 2);
-    pair.transfers(2, &[0]);
+    let mut pair = Pair::start(bed, engine, ENDLESS, 1);
     pair.decode.stop();
     let prefill = pair.prefill.key();
-    let count = (TURN.as_nanos() as f64 / pair.polls(20_000)) as u64;
+    let few = (FEW / undisturbed(pair.polls_for(TURN, 100))) as u64;
     let sets: [&[ProbeSet]; 4] = [&[], &[ProbeSet::Transfers], &[ProbeSet::Transfers, ProbeSet::Polls], &[]];
     let rows = turns::take(ROUNDS, sets.len(), |state| {
         attach(kernel, prefill, sets[state]);
-        let each = pair.polls(count);
+        let each = undisturbed(pair.polls_for(TURN, few));
         kernel.detach(prefill);
-        each
+        each * 1e9
     });
-    println!("  {count} polls a turn, {ROUNDS} rounds, processor time of the polling thread:");
+    println!("  polls, {few} at a time, {ROUNDS} rounds:");
     for (state, name) in ["no probes", "default set", "a look at polls", "no probes, again"].into_iter().enumerate() {
         let each = turns::median(turns::column(&rows, state));
-        println!("    {name:17} {each:7.0} ns per poll, {}", times(turns::ratio(&rows, 0, state)));
+        println!("    {name:17} {each:5.0} ns per poll, {}", times(turns::ratio(&rows, 0, state)));
     }
 
     let _on = enable_stats(Stats::RunTime).expect("the kernel counts programs' runs");
     let poll = sites(prefill, ProbeSet::Polls).into_iter().next().expect("the engine's polls can be probed");
     let (mut returns, mut programs) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
-        let without = pair.polls(count);
+        let without = undisturbed(pair.polls_for(TURN, few)) * 1e9;
         attach(kernel, prefill, &[ProbeSet::Polls]);
+        let with = undisturbed(pair.polls_for(TURN, few)) * 1e9;
+        let of = pair.endless();
         let before = programs::runs(names);
-        let with = pair.polls(count);
+        pair.polls(few, &of);
         let ran = programs::between(&before, &programs::runs(names));
         kernel.detach(prefill);
-        let ran = poll.spec.entry.into_iter().chain(poll.spec.exit).map(|program| ran[program]);
-        let (hits, total) = ran.fold((0, 0), |sum, runs| (runs.count.max(sum.0), sum.1 + runs.nanoseconds));
-        let hits = hits as f64 / count as f64;
-        programs.push(total as f64 / count as f64 / hits);
-        returns.push((with - without - total as f64 / count as f64) / hits - traps.at_entry(poll.prologue));
+        let both = poll.spec.entry.into_iter().chain(poll.spec.exit).map(|program| ran[program].each()).sum::<f64>();
+        programs.push(both);
+        returns.push(with - without - both - traps.at_entry(poll.prologue));
     }
-    let (program, back) = (turns::median(programs), turns::median(returns));
+    let (program, back) = (turns::median(programs), Spread::of(returns));
     println!(
-        "    of a look: programs {program:.0} ns, trap at the entry ({:?}) {:.0}, return {back:.0}",
+        "    of a look: programs {program:.0} ns, trap at the entry ({:?}) {:.0}, at the return {:.0} ({:.0} to {:.0})",
         poll.prologue,
-        traps.at_entry(poll.prologue)
+        traps.at_entry(poll.prologue),
+        back.middle,
+        back.low,
+        back.high
     );
-    back
+    back.middle
 }
 
 /// Transfers one after the other, in turns without and with the default set on both processes, and each probe's part.
@@ -248,7 +250,6 @@ fn report(sites: &[Site], accounts: &[Account], transfers: u64, traps: &dyn Fn(&
         names.dedup();
         let (names, prologue) = (names.join(", "), sites[0].prologue);
         if hits == 0 {
-            println!("      {names}: {prologue:?}, not hit");
             continue;
         }
         let each = |account| runs(account).map(|it| if it.count == 0 { 0.0 } else { it.each() }).iter().sum::<f64>();

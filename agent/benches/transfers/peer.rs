@@ -9,6 +9,10 @@ use std::{
 };
 
 use dislodge::{event::ProcessKey, target::discover::process_key};
+use rustix::{
+    process::{Pid, setpriority_process},
+    thread::{CpuSet, sched_setaffinity},
+};
 use serde_json::{Value, json};
 
 const TESTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/native");
@@ -81,14 +85,6 @@ impl Peer {
         process_key(self.child.id()).expect("the peer runs")
     }
 
-    /// Processor time of its main thread, which carries out what it is asked: `/proc/PID/task/TID/schedstat`.
-    pub(crate) fn main_thread(&self) -> Duration {
-        let pid = self.child.id();
-        let line = fs::read_to_string(format!("/proc/{pid}/task/{pid}/schedstat")).expect("the peer runs");
-        let nanoseconds = line.split(' ').next().and_then(|number| number.parse().ok()).expect("nanoseconds");
-        Duration::from_nanos(nanoseconds)
-    }
-
     pub(crate) fn stop(&self) {
         let pid = rustix::process::Pid::from_child(&self.child);
         rustix::process::kill_process(pid, rustix::process::Signal::STOP).expect("the peer can be stopped");
@@ -100,6 +96,11 @@ impl Drop for Peer {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+fn threads(pid: u32) -> impl Iterator<Item = Pid> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("the peer runs");
+    tasks.flatten().filter_map(|task| Pid::from_raw(task.file_name().to_str()?.parse().ok()?))
 }
 
 /// A prefill and a decode that know each other.
@@ -115,7 +116,26 @@ impl Pair {
         let mut decode = bed.peer(engine, "decode", &arguments);
         decode.ask(&json!({"do": "connect", "peer": prefill.ready}));
         prefill.ask(&json!({"do": "connect", "peer": decode.ready}));
-        Self { prefill, decode }
+        let mut pair = Self { prefill, decode };
+        pair.transfers(2, &[0]); // starts the threads that there will be
+        pair.keep_apart(engine.starts_with("nixl"));
+        pair
+    }
+
+    /// Gives the prefill's polling thread a core of its own: both engines poll without a pause, NIXL in a thread of its own
+    /// in each process besides, and with more of them than cores a transfer takes as long as the scheduler makes it.
+    fn keep_apart(&self, progress_is_idle: bool) {
+        let main = self.prefill.child.id();
+        for thread in threads(main).chain(threads(self.decode.child.id())) {
+            let mut cpus = CpuSet::new();
+            cpus.set(usize::from(thread.as_raw_nonzero().get().unsigned_abs() != main));
+            // A thread may have ended meanwhile; a machine with one core has nothing to give.
+            let _ = sched_setaffinity(Some(thread), &cpus);
+        }
+        // The main thread's own polls make progress (NIXL's getXferStatus): the prefill's other thread only competes.
+        for thread in threads(main).filter(|it| progress_is_idle && it.as_raw_nonzero().get().unsigned_abs() != main) {
+            let _ = setpriority_process(Some(thread), 19);
+        }
     }
 
     /// That many transfers of all `pages`, one after the other: seconds per transfer.
@@ -135,11 +155,35 @@ impl Pair {
         times
     }
 
-    /// That many polls of one transfer that does not end: nanoseconds of processor time per poll.
-    pub(crate) fn polls(&mut self, count: u64) -> f64 {
-        let before = self.prefill.main_thread();
-        let answer = self.prefill.ask(&json!({"do": "bench", "what": "polls", "count": count, "pages": [0]}));
-        assert_eq!(answer["count"], count, "the transfer ended");
-        (self.prefill.main_thread() - before).as_nanos() as f64 / count as f64
+    /// A transfer that does not end while the decode is stopped, as `poll` wants it.
+    pub(crate) fn endless(&mut self) -> Value {
+        if self.prefill.ready["engine"] == "mooncake" {
+            let made = self.prefill.ask(&json!({"do": "submit", "page": 0}));
+            return json!({"batch": made["batch"]});
+        }
+        let made = self.prefill.ask(&json!({"do": "make", "room": 1, "pages": [0]}));
+        self.prefill.ask(&json!({"do": "post", "handle": made["handle"]}));
+        json!({"handle": made["handle"]})
+    }
+
+    /// That many polls of one: seconds per poll.
+    pub(crate) fn polls(&mut self, count: u64, of: &Value) -> f64 {
+        let mut request = of.clone();
+        request["do"] = json!("poll");
+        request["times"] = json!(count);
+        let answer = self.prefill.ask(&request);
+        assert_eq!(answer["polls"], count, "the transfer ended");
+        answer["seconds"].as_f64().expect("seconds") / count as f64
+    }
+
+    /// Polls of a new one for that long, a few at a time: seconds per poll of each few.
+    pub(crate) fn polls_for(&mut self, time: Duration, few: u64) -> Vec<f64> {
+        let of = self.endless();
+        let begin = Instant::now();
+        let mut times = Vec::new();
+        while times.is_empty() || begin.elapsed() < time {
+            times.push(self.polls(few, &of));
+        }
+        times
     }
 }
