@@ -84,9 +84,11 @@ fn main() {
     for (prologue, trap) in traps.all() {
         println!("a trap on {prologue:?}: {trap:.0} ns, without its program");
     }
+    let mut return_trap = f64::NAN;
     for engine in engines {
         println!("\n{engine}");
-        let return_trap = polls(&mut kernel, &names, &bed, engine, &traps);
+        // It is the kernel's: an engine whose loop does not come by the probe is told with that of the one before.
+        return_trap = polls(&mut kernel, &names, &bed, engine, &traps).unwrap_or(return_trap);
         for (page, pages) in TRANSFERS {
             transfers(&mut kernel, &names, &bed, engine, (page, pages), &|site| {
                 cost_of_traps(&traps, return_trap, site)
@@ -134,8 +136,8 @@ fn cost_of_traps(traps: &Traps, return_trap: f64, site: &Site) -> f64 {
 }
 
 /// The tight loop of status polls, whose transfer cannot end because the decode is stopped. Returns what a return probe
-/// costs beside its program and the trap at the entry.
-fn polls(kernel: &mut Kernel, names: &Names, bed: &Bed, engine: &str, traps: &Traps) -> f64 {
+/// costs beside its program and the trap at the entry; nothing when the loop calls another function than the probed one.
+fn polls(kernel: &mut Kernel, names: &Names, bed: &Bed, engine: &str, traps: &Traps) -> Option<f64> {
     let mut pair = Pair::start(bed, engine, ENDLESS, 1);
     pair.decode.stop();
     let prefill = pair.prefill.key();
@@ -170,6 +172,10 @@ fn polls(kernel: &mut Kernel, names: &Names, bed: &Bed, engine: &str, traps: &Tr
         returns.push(with - without - both - traps.at_entry(poll.prologue));
     }
     let (program, back) = (turns::median(programs), Spread::of(returns));
+    if !back.middle.is_finite() {
+        println!("    the loop does not call {}: a look sees nothing of it", poll.spec.function);
+        return None;
+    }
     println!(
         "    of a look: programs {program:.0} ns, trap at the entry ({:?}) {:.0}, at the return {:.0} ({:.0} to {:.0})",
         poll.prologue,
@@ -178,7 +184,7 @@ fn polls(kernel: &mut Kernel, names: &Names, bed: &Bed, engine: &str, traps: &Tr
         back.low,
         back.high
     );
-    back.middle
+    Some(back.middle)
 }
 
 /// Transfers one after the other, in turns without and with the default set on both processes, and each probe's part.
