@@ -88,8 +88,15 @@ impl Transfers {
             self.live.insert(handle, transfer);
         }
         let Some(transfer) = self.live.get_mut(&handle) else { return false };
-        if transfer.state == TransferState::InFlight {
-            return true;
+        match transfer.state {
+            TransferState::InFlight => return true,
+            TransferState::Made => {}
+            // Posted again it is another transfer: what was read of the former in memory is not this one's.
+            TransferState::Ended(_) => {
+                self.generation += 1;
+                transfer.generation = self.generation;
+                transfer.moved = 0;
+            }
         }
         transfer.state = TransferState::InFlight;
         transfer.since = at;
