@@ -296,7 +296,9 @@ fn a_look_tells_a_transfer_that_is_polled_from_one_that_nobody_polls() {
 const HUGE: (u64, u64) = (16 << 20, 3);
 
 fn mooncake(release: &Release) -> Bench {
-    let (prefill, decode) = pair(&release.clone().with("MC_TRANSFER_TIMEOUT", "5"), HUGE);
+    let (mut prefill, decode) = pair(&release.clone().with("MC_TRANSFER_TIMEOUT", "5"), HUGE);
+    // To a stopped decode that it never spoke to, Mooncake waits for the handshake, before there is a batch.
+    assert_eq!(prefill.ask(json!({"do": "transfer", "pages": [2]}))["code"], 0);
     let (mut watcher, key) = (Watcher::new(), prefill.key());
     watcher.attach(key);
     Bench { watcher, prefill, decode, key }
