@@ -1,6 +1,5 @@
 //! Libraries of running processes: found, opened, and their functions resolved. Where a library's content does not matter,
-//! the hook's small marker library stands in under another name; NIXL's and Mooncake's are those of the released wheels,
-//! unpacked side by side in the folder that `DISLODGE_TEST_NATIVE` names (`nixl-1.5.1`, `mooncake-0.3.13.post1` …).
+//! the hook's small marker library stands in under another name; NIXL's and Mooncake's are those of the released wheels.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 #[path = "support/support.rs"]
@@ -21,7 +20,7 @@ use dislodge::target::{
     mapping::{OpenError, Presence},
     symbol::{SymbolPattern, SymbolTable},
 };
-use support::{environment::python, needs, repository};
+use support::{environment::python, native, needs, repository};
 use tempfile::TempDir;
 
 /// Set in a test process that was started anew without the rights for `/proc/PID/map_files`.
@@ -220,20 +219,11 @@ fn without_the_rights_for_mappings_a_path_is_taken_only_where_it_leads_to_the_sa
     assert!(String::from_utf8_lossy(&done.stdout).contains("1 passed"));
 }
 
-/// Unpacked wheels by engine: (release, folder).
+/// Unpacked wheels of an engine: (release, folder).
 fn wheels(engine: &str) -> Result<Vec<(String, PathBuf)>, String> {
-    let folder = std::env::var_os("DISLODGE_TEST_NATIVE").ok_or("DISLODGE_TEST_NATIVE names no folder of wheels")?;
-    let entries = fs::read_dir(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
-    let mut found: Vec<_> = entries
-        .flatten()
-        .filter_map(|entry| {
-            let name = entry.file_name().into_string().ok()?;
-            let release = name.strip_prefix(engine)?.rsplit('-').next()?.to_owned();
-            release.starts_with(|first: char| first.is_ascii_digit()).then(|| (release, entry.path()))
-        })
-        .collect();
-    found.sort();
-    if found.is_empty() { Err(format!("no wheel of {engine} in {}", folder.display())) } else { Ok(found) }
+    let native = native::native(engine)?;
+    let of = |name: &str| (name.replacen(&format!("{engine}-"), "", 1), native.release(name).folder);
+    Ok(native::releases(engine).into_iter().map(of).collect())
 }
 
 /// Every file below a folder that has a role.

@@ -20,6 +20,7 @@ other's first line is passed to `connect`. Both roles have every command; in SGL
     leak count pages ...            makes that many as `make` does, and neither posts nor releases them -> {"handles", "first", "last"}
     send_notification ...           one without a transfer, its bytes chosen as in `make`
     notifications [within] [count]  those that arrived since the last time; waits until there are `count` -> {"notifications": [hex]}
+    load path                       maps a further library
     fill [salt], clear              the pages
     check pages [salt] [within]     waits that many seconds for it -> {"ok", "wrong": [page]}
     written                         -> {"bytes"}: those that are not 0
@@ -29,6 +30,7 @@ other's first line is passed to `connect`. Both roles have every command; in SGL
 """
 
 import argparse
+import ctypes
 import importlib
 import importlib.metadata
 import os
@@ -54,6 +56,7 @@ class Nixl:
         self.agent.register_memory([(self.memory.base, self.memory.bytes.nbytes, 0, "")], "DRAM")
         self.handles = {}  # address -> what NIXL's Python package gave for it
         self.leaked = []
+        self.libraries = []
         self.peer = self.peer_base = None
         self.prepared = None  # descriptor lists of all pages, ours and theirs
 
@@ -142,6 +145,10 @@ class Nixl:
                 arrived += messages
             if len(arrived) >= count or time.monotonic() >= end:
                 return {"notifications": [as_bytes(message).hex() for message in arrived]}
+
+    def do_load(self, path):
+        self.libraries.append(ctypes.CDLL(path))
+        return {}
 
     def do_fill(self, salt=0):
         self.memory.fill(salt)

@@ -123,7 +123,9 @@ impl Surveyed {
 /// Where each probe of a role belongs in a library.
 pub fn plan(role: LibraryRole, symbols: &SymbolTable) -> Vec<Planned> {
     let mut planned: Vec<Planned> = Vec::new();
-    for spec in PROBES.iter().filter(|spec| spec.role == role) {
+    let is_called_by_another =
+        |spec: &ProbeSpec| spec.unless.as_ref().is_some_and(|other| !symbols.resolve(other).is_empty());
+    for spec in PROBES.iter().filter(|spec| spec.role == role && !is_called_by_another(spec)) {
         let found = symbols.resolve(&spec.symbol);
         for symbol in &found {
             let site = symbols.code(symbol, ENTRY_BYTES).and_then(|code| {

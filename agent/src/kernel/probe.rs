@@ -47,6 +47,8 @@ pub struct ProbeSpec {
     pub exit: Option<&'static str>,
     /// What the programs are told.
     pub parameter: Parameter,
+    /// Not probed where the library has this function too, which is called by it.
+    pub unless: Option<SymbolPattern>,
     /// When it is attached.
     pub set: ProbeSet,
     /// Whether transfers can't be followed without it. Of those that share a `function`, one is enough.
@@ -70,6 +72,7 @@ impl ProbeSpec {
             entry: Some(entry),
             exit: None,
             parameter: Parameter::Fixed(0),
+            unless: None,
             set,
             required: false,
             entry_is_useful_alone: false,
@@ -103,6 +106,11 @@ impl ProbeSpec {
         self
     }
 
+    const fn unless(mut self, other: SymbolPattern) -> Self {
+        self.unless = Some(other);
+        self
+    }
+
     const fn useful_at_entry(mut self) -> Self {
         self.entry_is_useful_alone = true;
         self
@@ -117,6 +125,9 @@ impl ProbeSpec {
 use LibraryRole::{MooncakeEngine, Nixl, NixlUcxPlugin, Ucp, Uct, UctIb};
 use ProbeSet::{Completions, Polls, Transfers};
 use SymbolPattern::{Exact, Prefix};
+
+/// `nixlUcxEngine::sendNotif`, since NIXL 1.5; `notifSendPriv` calls it.
+const SEND_NOTIFICATION: SymbolPattern = Prefix("_ZN13nixlUcxEngine9sendNotifEOSt10unique_ptr");
 
 /// Every probe that there is. Those of one role that share a function are the forms that it has in different releases.
 pub static PROBES: &[ProbeSpec] = &[
@@ -185,12 +196,13 @@ pub static PROBES: &[ProbeSpec] = &[
         Prefix("_ZNK13nixlUcxEngine13notifSendPriv"),
         "nixl_notification_sent",
     )
-    .told(NotificationForm::Plain as u32),
+    .told(NotificationForm::Plain as u32)
+    .unless(SEND_NOTIFICATION),
     ProbeSpec::new(
         Transfers,
         NixlUcxPlugin,
         "nixlUcxEngine: notification sent",
-        Prefix("_ZN13nixlUcxEngine9sendNotifEOSt10unique_ptr"),
+        SEND_NOTIFICATION,
         "nixl_notification_sent",
     )
     .told(NotificationForm::Serialised as u32),

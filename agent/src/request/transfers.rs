@@ -181,8 +181,12 @@ impl Transfers {
                 true
             }
             NativeEvent::Posting { handle, operation, first_length, lists } => {
+                // A second post of one that is under way is refused: what it waits for stays as it is.
+                let goes_on = self.is_in_flight(*handle);
                 let posted = self.posting(*handle, *operation, *first_length, at, tid);
-                self.follow_flushes(*handle, *lists);
+                if !goes_on {
+                    self.follow_flushes(*handle, *lists);
+                }
                 posted
             }
             NativeEvent::RangePosted { list, flush, descriptors, took } => {
@@ -253,7 +257,9 @@ impl Transfers {
     /// Takes over what was read of a transfer in the server's memory, unless the handle is another one's by now.
     pub fn observed(&mut self, seen: Observation, at: Monotonic, has_senders: impl Fn(Room) -> bool) {
         let live = self.live.get_mut(&seen.handle).filter(|transfer| transfer.generation == seen.generation);
-        let Some(transfer) = live.or_else(|| self.abandoned.get_mut(&seen.generation)) else { return };
+        // Mooncake keeps a batch that was given up; NIXL's handle may have been another transfer's when it was read.
+        let given_up = self.abandoned.get_mut(&seen.generation).filter(|it| it.handle.engine == Engine::Mooncake);
+        let Some(transfer) = live.or(given_up) else { return };
         if let Some(moved) = seen.moved.filter(|moved| *moved > transfer.moved) {
             transfer.moved = moved;
             let subject = transfer.joined.subject();
@@ -264,8 +270,13 @@ impl Transfers {
         }
     }
 
+    fn is_in_flight(&self, handle: Handle) -> bool {
+        self.live.get(&handle).is_some_and(|transfer| transfer.state == TransferState::InFlight)
+    }
+
     fn follow_flushes(&mut self, handle: Handle, lists: [u64; 2]) {
-        if let Some(transfer) = self.live.get(&handle).filter(|_| handle.engine == Engine::Nixl) {
+        let followed = |transfer: &&Transfer| handle.engine == Engine::Nixl && transfer.parts > 0;
+        if let Some(transfer) = self.live.get(&handle).filter(followed) {
             self.flushes.posting(transfer.generation, transfer.parts, lists);
             self.flushed_handles.insert(transfer.generation, handle);
         }
@@ -324,3 +335,6 @@ fn subject_mut<'a>(
         None => not_joined,
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -9,7 +9,7 @@ use std::{
 };
 
 use dislodge::kernel::{Kernel, Sizes};
-use serde::Deserialize;
+use serde::{Deserialize, de::DeserializeOwned};
 
 use super::{full, needs, repository};
 
@@ -66,22 +66,32 @@ pub fn sglang() -> Result<&'static SglangEnvironment, String> {
 
 fn prepare() -> Result<SglangEnvironment, String> {
     bpf()?;
+    prepared("tests/sglang/prepare.py", "DISLODGE_TEST_SGLANG", "sglang", &releases())
+}
+
+/// What a `prepare.py` makes, in the folder that a variable names, or in one of the build's.
+pub fn prepared<T: DeserializeOwned>(
+    script: &str,
+    variable: &str,
+    folder: &str,
+    releases: &[&str],
+) -> Result<T, String> {
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| repository().join("target"), PathBuf::from);
-    let into = std::env::var_os("DISLODGE_TEST_SGLANG").map_or_else(|| target.join("sglang"), PathBuf::from);
+    let into = std::env::var_os(variable).map_or_else(|| target.join(folder), PathBuf::from);
     let done = Command::new("python3")
-        .arg(repository().join("tests/sglang/prepare.py"))
+        .arg(repository().join(script))
         .arg("--into")
         .arg(into)
-        .args(releases())
+        .args(releases)
         .stdin(Stdio::null())
         .output()
         .map_err(|error| format!("python3 cannot be run: {error}"))?;
     if !done.status.success() {
-        return Err(format!("the SGLang test-bed cannot be made: {}", String::from_utf8_lossy(&done.stderr)));
+        return Err(format!("{script} failed: {}", String::from_utf8_lossy(&done.stderr)));
     }
     let text = String::from_utf8_lossy(&done.stdout);
     let last = text.lines().last().unwrap_or_default();
-    serde_json::from_str(last).map_err(|error| format!("prepare.py said `{last}`: {error}"))
+    serde_json::from_str(last).map_err(|error| format!("{script} said `{last}`: {error}"))
 }
 
 /// A Python from 3.10 on.

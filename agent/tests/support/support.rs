@@ -8,8 +8,10 @@ pub mod daemon;
 pub mod environment;
 pub mod http;
 pub mod marks;
+pub mod native;
 pub mod rules;
 pub mod server;
+pub mod transfers;
 pub mod wait;
 
 use std::{

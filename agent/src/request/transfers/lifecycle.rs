@@ -53,8 +53,8 @@ impl Transfers {
             state: TransferState::Made,
             moved: 0,
         };
-        self.idle.push_back((handle, transfer.generation));
         self.live.insert(handle, transfer);
+        self.put_aside(handle, self.generation);
         true
     }
 
@@ -88,8 +88,15 @@ impl Transfers {
             self.live.insert(handle, transfer);
         }
         let Some(transfer) = self.live.get_mut(&handle) else { return false };
-        if transfer.state == TransferState::InFlight {
-            return true;
+        match transfer.state {
+            TransferState::InFlight => return true,
+            TransferState::Made => {}
+            // Posted again it is another transfer: what was read of the former in memory is not this one's.
+            TransferState::Ended(_) => {
+                self.generation += 1;
+                transfer.generation = self.generation;
+                transfer.moved = 0;
+            }
         }
         transfer.state = TransferState::InFlight;
         transfer.since = at;
@@ -141,8 +148,15 @@ impl Transfers {
                 self.live.remove(&handle);
             }
         }
-        // Entries of handles that were released are only taken out here.
-        if self.idle.len() > self.limit.saturating_mul(2) {
+        true
+    }
+
+    /// Notes that a transfer is not under way: it may go when there are too many.
+    fn put_aside(&mut self, handle: Handle, generation: u64) {
+        self.idle.push_back((handle, generation));
+        // Entries of handles that were released or posted again are only taken out here. A transfer has two at most: when it
+        // was made, and when it ended.
+        if self.idle.len() > self.limit.saturating_mul(3) {
             let live = &self.live;
             self.idle.retain(|(handle, generation)| {
                 live.get(handle).is_some_and(|transfer| {
@@ -150,7 +164,6 @@ impl Transfers {
                 })
             });
         }
-        true
     }
 
     pub(super) fn end(&mut self, handle: Handle, end: TransferEnd, at: Monotonic, has_senders: impl Fn(Room) -> bool) {
@@ -167,7 +180,7 @@ impl Transfers {
         let counted = self.counted.ended.entry((handle.engine, end.name())).or_default();
         counted.0 += 1;
         counted.1 = counted.1.saturating_add(bytes);
-        self.idle.push_back((handle, generation));
+        self.put_aside(handle, generation);
         if !was_under_way {
             return;
         }
