@@ -29,7 +29,7 @@ use dislodge::{
     kernel::{
         Kernel, Sizes,
         canary::ReturnProbes,
-        plan::{Planned, ProbeState, Site, plan},
+        plan::{Planned, ProbeState, Site, Surveyed, plan},
         probe::ProbeSet,
     },
     target::{discover::process_key, library, symbol::SymbolTable},
@@ -112,7 +112,9 @@ fn load() -> String {
 /// Puts the probes of `sets` on every library of a process.
 fn attach(kernel: &mut Kernel, key: ProcessKey, sets: &[ProbeSet]) {
     let libraries = library::find(key.pid).expect("the peer can be looked at").mapped;
-    let rows = libraries.iter().flat_map(|it| kernel.attach_library(key, it, sets, &ReturnProbes::Allowed).0);
+    let rows = libraries
+        .iter()
+        .flat_map(|it| kernel.attach_library(key, &Surveyed::of(it.clone()), sets, &ReturnProbes::Allowed));
     for row in rows {
         assert!(!matches!(row.state, ProbeState::Refused { .. }), "{row:?}");
     }

@@ -118,6 +118,11 @@ impl Transfers {
         self.live.values()
     }
 
+    /// What was counted since it was taken last.
+    pub fn counted(&self) -> &Counted {
+        &self.counted
+    }
+
     /// What was counted since the last time.
     pub fn take_counted(&mut self) -> Counted {
         std::mem::take(&mut self.counted)
