@@ -1,6 +1,6 @@
 //! Transfers whose peer stops, goes on or dies, and transfers that the server gives up: what the tracker knows of them by
 //! the probes on released NIXL and Mooncake wheels.
-#![expect(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 #[path = "support/support.rs"]
 mod support;
