@@ -6,7 +6,7 @@ mod quiescence;
 
 use serde::Serialize;
 
-pub use cause::Cause;
+pub use cause::{Cause, cause_of_room};
 pub use evidence::{Evidence, Fact, Source};
 pub use quiescence::{NotKnown, Quiescence};
 

@@ -88,6 +88,7 @@ pub struct Kernel {
     processes: Array<MapData, RawSlot>,
     polls: BpfHashMap<MapData, [u64; 2], [u64; 4]>,
     completions: BpfHashMap<MapData, u64, [u64; 2]>,
+    calls: BpfHashMap<MapData, [u32; 2], [u64; 5]>,
     traced: HashMap<ProcessKey, Traced>,
 }
 
@@ -134,8 +135,9 @@ impl Kernel {
         let processes = Array::try_from(take(PROCESSES_MAP)?)?;
         let polls = BpfHashMap::try_from(take(POLLS_MAP)?)?;
         let completions = BpfHashMap::try_from(take(COMPLETIONS_MAP)?)?;
+        let calls = BpfHashMap::try_from(take(CALLS_MAP)?)?;
         let traced = HashMap::new();
-        Ok((Self { ebpf, not_loaded, processes, polls, completions, traced }, ring))
+        Ok((Self { ebpf, not_loaded, processes, polls, completions, calls, traced }, ring))
     }
 
     /// Programs that this kernel would not load, and why.
@@ -165,10 +167,19 @@ impl Kernel {
     pub fn detach(&mut self, key: ProcessKey) {
         if let Some(Traced { slot, links }) = self.traced.remove(&key) {
             self.drop_links(key, links);
+            self.forget_looks(slot);
             if let Err(error) = self.occupy(slot, TracedProcess::default()) {
                 tracing::warn!(pid = key.pid, %error, "cannot take the process out of the map of traced processes");
             }
         }
+    }
+
+    /// Takes out the calls of threads that do not live any more; returns how many there were. A call that is under way
+    /// stays, however long it takes.
+    pub fn collect_calls(&mut self) -> usize {
+        let is_dead = |tid: u32| !std::path::Path::new(&format!("/proc/{tid}")).exists();
+        let dead: Vec<[u32; 2]> = self.calls.keys().filter_map(Result::ok).filter(|[tid, _]| is_dead(*tid)).collect();
+        dead.iter().filter(|key| self.calls.remove(key).is_ok()).count()
     }
 
     /// Gives up the slot of a process that has no probe.

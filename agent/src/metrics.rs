@@ -4,7 +4,13 @@ use std::sync::atomic::{AtomicI64, AtomicU64};
 
 use prometheus_client::{
     encoding::EncodeLabelSet,
-    metrics::{counter::Counter, family::Family, gauge::Gauge, info::Info},
+    metrics::{
+        counter::Counter,
+        family::Family,
+        gauge::Gauge,
+        histogram::{Histogram, exponential_buckets},
+        info::Info,
+    },
     registry::{Registry, Unit},
 };
 
@@ -43,6 +49,42 @@ pub struct StateLabel {
     pub state: &'static str,
 }
 
+/// Labels of transfers.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct TransferLabel {
+    /// `nixl` or `mooncake`.
+    pub engine: &'static str,
+    /// Where they stand, or how they ended.
+    pub state: &'static str,
+}
+
+/// One label, `engine`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct EngineLabel {
+    /// `nixl` or `mooncake`.
+    pub engine: &'static str,
+}
+
+/// Labels of completions.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct CompletionLabel {
+    /// Where they were seen.
+    pub point: &'static str,
+    /// `ibv_wc_status` of a work completion, `ucs_status_t` of a UCX request or endpoint.
+    pub status: i64,
+}
+
+/// Labels of probes.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct ProbeLabel {
+    /// The kind of library.
+    pub role: &'static str,
+    /// The function.
+    pub function: &'static str,
+    /// What became of the probe.
+    pub state: &'static str,
+}
+
 /// Labels of an alert.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct AlertLabel {
@@ -74,6 +116,16 @@ type Count = Counter<u64, AtomicU64>;
 type Seconds = Gauge<f64, AtomicU64>;
 type Number = Gauge<i64, AtomicI64>;
 
+/// Durations from 100 µs to some 100 s.
+#[derive(Clone, Debug)]
+pub struct Durations(pub Histogram);
+
+impl Default for Durations {
+    fn default() -> Self {
+        Self(Histogram::new(exponential_buckets(0.0001, 4.0, 11)))
+    }
+}
+
 /// Every metric of the agent.
 #[derive(Clone, Debug, Default)]
 pub struct Metrics {
@@ -85,6 +137,30 @@ pub struct Metrics {
     pub events_lost: Family<Reason, Count>,
     /// Details that were cut or could not be read, by reason.
     pub details_lost: Family<Reason, Count>,
+    /// Transfers that are under way, made or given up, by engine and state.
+    pub transfers: Family<TransferLabel, Number>,
+    /// Age of the oldest transfer that is under way, by engine.
+    pub oldest_transfer: Family<EngineLabel, Seconds>,
+    /// Transfers that ended, by engine and how.
+    pub transfers_ended: Family<TransferLabel, Count>,
+    /// Bytes of transfers that ended, as far as known, by engine and how.
+    pub transfer_bytes: Family<TransferLabel, Count>,
+    /// Transfers of which it is not known what they are about, by reason.
+    pub transfers_not_joined: Family<Reason, Count>,
+    /// What is not known of transfers, by reason.
+    pub transfers_not_known: Family<Reason, Count>,
+    /// Notifications, `sent` and `arrived`.
+    pub notifications: Family<OutcomeLabel, Count>,
+    /// Completions, by where they were seen and their status.
+    pub completions: Family<CompletionLabel, Count>,
+    /// From the end of a room's last transfer until `poll()` said so.
+    pub completion_to_status: Durations,
+    /// Requests whose pages were released while a transfer of theirs was under way.
+    pub unsafe_releases: Count,
+    /// Probes on transfer engines, by function and what became of them.
+    pub probes: Family<ProbeLabel, Number>,
+    /// Looks at servers whose transfers do not get on, by outcome.
+    pub looks: Family<OutcomeLabel, Count>,
     /// Calls into transfer engines whose return could not be joined to its entry, by reason.
     pub calls_lost: Family<Reason, Count>,
     /// Events that could not be decoded, by reason.
@@ -138,6 +214,7 @@ impl Metrics {
         r.register("events_applied", "Events that the agent applied", self.events_applied.clone());
         r.register("events_lost", "Events lost on the way from BPF to the agent", self.events_lost.clone());
         r.register("details_lost", "Details of events that were cut or could not be read", self.details_lost.clone());
+        self.register_transfers(r);
         r.register("calls_lost", "Calls into transfer engines that could not be followed", self.calls_lost.clone());
         r.register("decode_errors", "Events that could not be decoded", self.decode_errors.clone());
         r.register("events_unused", "Events that the tracker could not use", self.events_unused.clone());
@@ -162,6 +239,28 @@ impl Metrics {
         r.register("remediations", "Remediations by outcome", self.remediations.clone());
         r.register("remediation_refusals", "Remediations that a guard refused", self.refusals.clone());
         registry
+    }
+
+    fn register_transfers(&self, r: &mut Registry) {
+        r.register("transfers", "Transfers that are not over, by engine and state", self.transfers.clone());
+        let oldest = "Age of the oldest transfer that is under way";
+        r.register_with_unit("oldest_transfer_age", oldest, Unit::Seconds, self.oldest_transfer.clone());
+        r.register("transfers_ended", "Transfers that ended, by engine and how", self.transfers_ended.clone());
+        let bytes = "Bytes of transfers that ended, as far as known";
+        r.register_with_unit("transfer", bytes, Unit::Bytes, self.transfer_bytes.clone());
+        let not_joined = "Transfers of which it is not known which room or request they are about";
+        r.register("transfers_not_joined", not_joined, self.transfers_not_joined.clone());
+        let not_known = "Transfers of which something is not known";
+        r.register("transfers_not_known", not_known, self.transfers_not_known.clone());
+        r.register("notifications", "Notifications of transfer engines", self.notifications.clone());
+        let completions = "Completions and errors of UCX, Mooncake and libibverbs, where they are counted";
+        r.register("completions", completions, self.completions.clone());
+        let lag = "From the end of a room's last transfer until poll() returned Success";
+        r.register_with_unit("completion_to_status", lag, Unit::Seconds, self.completion_to_status.0.clone());
+        let unsafe_releases = "Requests whose pages were released while a transfer of theirs was under way";
+        r.register("unsafe_releases", unsafe_releases, self.unsafe_releases.clone());
+        r.register("probes", "Probes on transfer engines, by what became of them", self.probes.clone());
+        r.register("looks", "Looks at servers whose transfers do not get on", self.looks.clone());
     }
 
     /// Adds to a counter what it lacks of `total`: for counts that are kept elsewhere.

@@ -4,16 +4,18 @@
 //! is the queue in front of the loop (what does not fit is counted in BPF), and each sink has its own behind it.
 
 mod engines;
+mod looks;
 pub mod notice;
 mod publish;
 mod remediate;
 mod servers;
+mod transfers;
 
 use std::{collections::HashMap, path::PathBuf, pin::pin, sync::Arc, time::Duration};
 
 use tokio::{
     sync::{mpsc, oneshot},
-    time::{Instant, MissedTickBehavior, interval, sleep},
+    time::{Instant, MissedTickBehavior, interval, sleep, sleep_until},
 };
 use tokio_util::sync::CancellationToken;
 
@@ -41,6 +43,8 @@ use crate::{
     },
     verdict::Verdict,
 };
+use engines::Survey;
+use looks::Looking;
 use notice::Notice;
 use remediate::Decision;
 use servers::Server;
@@ -102,6 +106,9 @@ pub struct Pipeline {
     notices: Option<mpsc::Sender<Notice>>,
     only: Vec<u32>,
     returns: ReturnProbes,
+    looking: Option<Looking>,
+    surveyed: mpsc::Sender<Survey>,
+    surveys: Option<mpsc::Receiver<Survey>>,
     resynchronise: bool,
     epoch: u64,
     servers: HashMap<ProcessKey, Server>,
@@ -128,6 +135,7 @@ impl Pipeline {
         if config.mode > Mode::Observe && audit.is_none() {
             tracing::warn!(mode = config.mode.name(), "no audit.path is set: what cannot be recorded is not done");
         }
+        let (surveyed, surveys) = mpsc::channel(1);
         Ok(Self {
             core: Core::new(rules, Limits { requests: config.max_requests, transfers: config.max_transfers }),
             ladder: Ladder::new(config.remediation.max_per_minute),
@@ -144,6 +152,9 @@ impl Pipeline {
             notices,
             only,
             returns,
+            looking: None,
+            surveyed,
+            surveys: Some(surveys),
             resynchronise,
             alertmanager,
             audit,
@@ -165,6 +176,7 @@ impl Pipeline {
             timer.set_missed_tick_behavior(MissedTickBehavior::Delay);
         }
         let (found, mut targets) = mpsc::channel(1);
+        let Some(mut surveys) = self.surveys.take() else { return };
         loop {
             tokio::select! {
                 () = stop.cancelled() => break,
@@ -179,6 +191,8 @@ impl Pipeline {
                 _ = tick.tick() => self.tick(Monotonic::now()),
                 _ = scan.tick() => servers::look(found.clone(), self.only.clone()),
                 Some(found) = targets.recv() => self.meet(found),
+                () = until_look_ends(self.looking.as_ref().map(|looking| looking.until)) => self.end_look(),
+                Some(survey) = surveys.recv() => self.attach_engine(survey),
                 Some(answer) = status.recv() => {
                     // The asker may have gone.
                     let _ = answer.send(self.status(Monotonic::now()));
@@ -215,6 +229,7 @@ impl Pipeline {
             None => HashMap::new(),
         };
         for change in changes {
+            self.measure_status(&change);
             if let Some((key, outcome)) = self.ladder.observe(&change) {
                 self.acted(key, outcome);
             }
@@ -235,6 +250,7 @@ impl Pipeline {
         self.account(now);
         self.resynchronise(now);
         self.observe(now);
+        self.begin_look(now);
         for verdict in self.core.tick(now) {
             self.tell(verdict);
         }
@@ -316,6 +332,7 @@ impl Pipeline {
     }
 
     async fn shut_down(mut self) {
+        self.end_look();
         self.drain();
         let attached: Vec<ProcessKey> = self.kernel.attached().collect();
         for key in attached {
@@ -329,4 +346,12 @@ impl Pipeline {
 
 fn read_rules(folder: Option<PathBuf>) -> Result<RuleSet, Vec<Problem>> {
     check::read_rules(folder.as_deref())
+}
+
+/// Waits for the end of a look; for ever where there is none.
+async fn until_look_ends(until: Option<Instant>) {
+    match until {
+        Some(until) => sleep_until(until).await,
+        None => std::future::pending().await,
+    }
 }

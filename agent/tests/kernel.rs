@@ -165,6 +165,22 @@ fn every_kind() -> Vec<(Kind, Value, Body)> {
 }
 
 #[test]
+fn the_kernel_loads_every_program() {
+    let Some(bench) = Bench::set_up(RING) else { return };
+    assert!(bench.kernel.not_loaded().is_empty(), "{:?}", bench.kernel.not_loaded());
+}
+
+#[test]
+fn the_hook_cannot_speak_for_the_transfer_engine() {
+    let Some(mut bench) = Bench::set_up(RING) else { return };
+    // A server that claims that its transfers are over, by the number of that kind.
+    for kind in Kind::ALL.iter().filter(|kind| kind.is_native()) {
+        let received = bench.tell(json!(["mark", *kind as u16, 7, 0, 9])).receive();
+        assert!(matches!(received[..], [Err(DecodeError::UnknownKind)]), "{kind:?}: {received:?}");
+    }
+}
+
+#[test]
 fn every_kind_arrives_as_it_was_marked() {
     let Some(mut bench) = Bench::set_up(RING) else { return };
     let kinds = every_kind();

@@ -19,7 +19,7 @@ use dislodge::{
 use serde_json::{Value, json};
 use support::{
     native::{BIG, Peer, Release, on, on_each, pair},
-    transfers::{Watcher, libraries, make, number},
+    transfers::{Watcher, make, number, surveyed},
     wait::until,
 };
 
@@ -273,7 +273,7 @@ fn a_look_tells_a_transfer_that_is_polled_from_one_that_nobody_polls() {
         let mut bench = Bench::set_up(release);
         let (handle, key) = (bench.in_flight(), bench.key);
         let look = |bench: &mut Bench| {
-            let look = bench.watcher.kernel.begin_look(key, &libraries(key), ProbeSet::Polls, &ReturnProbes::Allowed);
+            let look = bench.watcher.kernel.begin_look(key, &surveyed(key), &[ProbeSet::Polls], &ReturnProbes::Allowed);
             let look = look.unwrap();
             thread::sleep(Duration::from_millis(100));
             let seen = bench.watcher.kernel.end_look(look);
@@ -376,7 +376,7 @@ fn a_look_at_mooncake_tells_which_batch_somebody_waits_for() {
         let left_alone = number(&bench.prefill.ask(json!({"do": "submit", "page": 0})), "batch");
         let key = bench.key;
         let look = |bench: &mut Bench| {
-            let look = bench.watcher.kernel.begin_look(key, &libraries(key), ProbeSet::Polls, &ReturnProbes::Allowed);
+            let look = bench.watcher.kernel.begin_look(key, &surveyed(key), &[ProbeSet::Polls], &ReturnProbes::Allowed);
             let look = look.unwrap();
             thread::sleep(Duration::from_millis(100));
             bench.watcher.kernel.end_look(look).polls

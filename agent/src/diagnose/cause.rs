@@ -11,8 +11,9 @@ use crate::{
         native::{Engine, NIXL_REMOTE_DISCONNECT},
     },
     request::{
-        Request, ServerState,
+        NativeState,
         tracker::Tracked,
+        transfer::SubjectTransfers,
         transfers::{Transfers, Work},
     },
 };
@@ -99,6 +100,8 @@ const ABORT_PASSES: u64 = 3;
 /// A transfer that has not ended while nothing of its room moved for this long is stalled. The default time-out of
 /// Mooncake's transfers is 30 s, of UCX's endpoints some 20 s.
 pub(super) const MOVES_WITHIN: Duration = Duration::from_secs(10);
+/// How far the reports of one failure may be apart.
+const SECOND: Duration = Duration::from_secs(1);
 /// How long after the last transfer's end the server may take to say so.
 const CONCLUDES_WITHIN: Duration = Duration::from_secs(5);
 
@@ -133,19 +136,15 @@ pub(super) fn cause(tracked: &Tracked<'_>, now: Monotonic) -> Cause {
 fn cause_by_transfers(tracked: &Tracked<'_>, now: Monotonic) -> Option<Cause> {
     let Tracked { request, room, server, transfers, .. } = *tracked;
     if let Some(known) = transfers.of_room(request.room) {
-        if let Some((_, engine, code)) = known.failure.filter(|(at, ..)| *at >= request.created) {
-            let is_gone = (engine, code) == (Engine::Nixl, NIXL_REMOTE_DISCONNECT) && !has_timed_out(server, request);
-            return Some(if is_gone { Cause::PeerGone } else { Cause::CompletionError });
+        if let Some(cause) = cause_of_room(known, &server.native, request.created, now) {
+            return Some(cause);
         }
-        if let Some((_, oldest)) = known.under_way() {
-            let stalled = now.since(known.last_moved().unwrap_or(oldest)) >= MOVES_WITHIN;
-            let slow = now.since(oldest) >= MOVES_WITHIN;
-            return if stalled { Some(Cause::TransferStalled) } else { slow.then_some(Cause::Slow) };
+        if known.under_way().is_some() {
+            return None;
         }
-        let counts = room.chunks.unwrap_or_default();
         let all_done = known.is_over() && known.done > 0 && known.done == known.posted;
-        let concluded = known.last_ended.is_some_and(|ended| now.since(ended) < CONCLUDES_WITHIN);
-        if all_done && !concluded && request.sent_last && counts.working == 0 && counts.queued == 0 {
+        let may_conclude = known.last_ended.is_some_and(|ended| now.since(ended) < CONCLUDES_WITHIN);
+        if all_done && !may_conclude && request.sent_last && room.chunks.unwrap_or_default().queued == 0 {
             return Some(Cause::CompletionLost);
         }
     }
@@ -157,10 +156,28 @@ fn cause_by_transfers(tracked: &Tracked<'_>, now: Monotonic) -> Option<Cause> {
     None
 }
 
-/// Whether the device's retries ran out: the way to the peer is broken, its process may well live.
-fn has_timed_out(server: &ServerState, request: &Request) -> bool {
+/// What a room's transfers alone show to be wrong with them, whether or not anything is known of its requests. What
+/// failed before `since` is another request's.
+pub fn cause_of_room(
+    known: &SubjectTransfers,
+    native: &NativeState,
+    since: Monotonic,
+    now: Monotonic,
+) -> Option<Cause> {
+    if let Some((at, engine, code)) = known.failure.filter(|(at, ..)| *at >= since) {
+        let is_gone = (engine, code) == (Engine::Nixl, NIXL_REMOTE_DISCONNECT) && !has_timed_out(native, since, at);
+        return Some(if is_gone { Cause::PeerGone } else { Cause::CompletionError });
+    }
+    let (_, oldest) = known.under_way()?;
+    let stalled = now.since(known.last_moved().unwrap_or(oldest)) >= MOVES_WITHIN;
+    let slow = now.since(oldest) >= MOVES_WITHIN;
+    if stalled { Some(Cause::TransferStalled) } else { slow.then_some(Cause::Slow) }
+}
+
+/// Whether the device's retries ran out between those times: the way to the peer is broken, its process may well live.
+fn has_timed_out(native: &NativeState, since: Monotonic, failed: Monotonic) -> bool {
     const UCS_ERR_ENDPOINT_TIMEOUT: i8 = -80;
-    let endpoint = server.native.endpoint_error.filter(|failure| failure.at >= request.created);
+    let endpoint = native.endpoint_error.filter(|failure| failure.at >= since && failure.at <= failed.plus(SECOND));
     endpoint.is_some_and(|failure| failure.status == UCS_ERR_ENDPOINT_TIMEOUT)
 }
 

@@ -14,7 +14,7 @@ use crate::{
         clock::Monotonic,
         native::{Engine, failure_name},
     },
-    request::{Sync, tracker::Tracked},
+    request::{Sync, tracker::Tracked, transfer::Looked},
 };
 
 /// Something that a person can check.
@@ -75,6 +75,8 @@ pub enum Fact {
     EndpointGivenUp { status: i8 },
     WorkCompletionError { status: u32 },
     WorkersHold { room: Room, rooms: usize },
+    StatusAskedFor { polls: u64 },
+    NobodyAsksForStatus,
     SourcesDisagree { hook_counts: u32, transfers: usize },
 }
 
@@ -119,6 +121,10 @@ impl fmt::Display for Fact {
             Self::WorkersHold { room, rooms } => {
                 write!(f, "a transfer worker holds a chunk of room {room} since ({rooms} rooms are held)")
             }
+            Self::StatusAskedFor { polls } => {
+                write!(f, "looked at: the server asked the engine {polls} times, and the transfer is still in progress")
+            }
+            Self::NobodyAsksForStatus => f.write_str("looked at: nobody asks the engine where the transfer stands"),
             Self::SourcesDisagree { hook_counts, transfers } => {
                 write!(
                     f,
@@ -178,6 +184,11 @@ fn of_transfers(tracked: &Tracked<'_>, now: Monotonic, evidence: &mut Vec<Eviden
             let quiet = now.since(moved);
             if quiet >= MOVES_WITHIN {
                 seen(Source::Transfers, moved, Fact::NothingMoved { since_ms: quiet.as_millis() as u64 });
+            }
+            match known.looked {
+                Some(Looked { at, polls: 0 }) => seen(Source::Transfers, at, Fact::NobodyAsksForStatus),
+                Some(Looked { at, polls }) => seen(Source::Transfers, at, Fact::StatusAskedFor { polls }),
+                None => {}
             }
             let hook_counts = room.chunks.filter(|counts| !counts.no_queues).map(|counts| counts.working.into());
             if hook_counts == Some(0) && now.since(oldest) >= SETTLES_WITHIN {

@@ -11,13 +11,10 @@ use dislodge_ebpf::process::AttachCookie;
 use super::{
     AttachError, Kernel,
     canary::ReturnProbes,
-    plan::{Planned, ProbeReport, ProbeState, Site, plan},
-    probe::{PROBES, ProbeSet},
+    plan::{Planned, ProbeReport, ProbeState, Site, Surveyed},
+    probe::ProbeSet,
 };
-use crate::{
-    event::ProcessKey,
-    target::{library::MappedLibrary, symbol::SymbolTable},
-};
+use crate::{event::ProcessKey, target::library::MappedLibrary};
 
 /// A program that is attached to a function.
 #[derive(Debug)]
@@ -28,50 +25,40 @@ pub(super) struct Link {
 
 impl Kernel {
     /// Puts the probes of `sets` that belong to a library on it, for one process only. Each row says what became of it;
-    /// rows of other sets say that they are on demand. Also the offset of the status in NIXL's handles, where the
-    /// library's code shows it.
+    /// rows of other sets say that they are on demand.
     pub fn attach_library(
         &mut self,
         key: ProcessKey,
-        library: &MappedLibrary,
+        surveyed: &Surveyed,
         sets: &[ProbeSet],
         returns: &ReturnProbes,
-    ) -> (Vec<ProbeReport>, Option<u32>) {
+    ) -> Vec<ProbeReport> {
         let mut links = Vec::new();
-        let (rows, offset) = self.attach_sets(key, library, sets, returns, &mut links);
+        let rows = self.attach_sets(key, surveyed, sets, returns, &mut links);
         match self.traced.get_mut(&key) {
             Some(traced) => traced.links.append(&mut links),
             None => self.drop_links(key, links),
         }
-        (rows, offset)
+        rows
     }
 
     pub(super) fn attach_sets(
         &mut self,
         key: ProcessKey,
-        library: &MappedLibrary,
+        Surveyed { library, planned }: &Surveyed,
         sets: &[ProbeSet],
         returns: &ReturnProbes,
         links: &mut Vec<Link>,
-    ) -> (Vec<ProbeReport>, Option<u32>) {
-        let planned = match SymbolTable::read(&library.path) {
-            Ok(symbols) => plan(library.role, &symbols),
-            Err(error) => PROBES
-                .iter()
-                .filter(|spec| spec.role == library.role)
-                .map(|spec| Planned::Unusable(spec, error.to_string()))
-                .collect(),
-        };
-        let offset = planned.iter().find_map(Planned::status_offset);
-        let rows = planned
-            .into_iter()
+    ) -> Vec<ProbeReport> {
+        planned
+            .iter()
             .map(|planned| {
                 let spec = planned.spec();
                 let state = match planned {
                     Planned::Missing(_) => ProbeState::Missing,
-                    Planned::Unusable(_, why) => ProbeState::Refused { why },
+                    Planned::Unusable(_, why) => ProbeState::Refused { why: why.clone() },
                     Planned::At(site) if sets.contains(&spec.set) => {
-                        self.attach_site(key, library, &site, returns, links)
+                        self.attach_site(key, library, site, returns, links)
                     }
                     Planned::At(_) => ProbeState::OnDemand,
                 };
@@ -85,8 +72,7 @@ impl Kernel {
                     state,
                 }
             })
-            .collect();
-        (rows, offset)
+            .collect()
     }
 
     pub(super) fn drop_links(&mut self, key: ProcessKey, links: Vec<Link>) {

@@ -7,10 +7,10 @@ use super::{
     Kernel,
     attach::Link,
     canary::ReturnProbes,
-    plan::{ProbeReport, ProbeState},
+    plan::{ProbeReport, ProbeState, Surveyed},
     probe::ProbeSet,
 };
-use crate::{event::ProcessKey, target::library::MappedLibrary};
+use crate::event::ProcessKey;
 
 /// Probes that somebody looks through. To be ended with [`Kernel::end_look`], or they stay.
 #[derive(Debug)]
@@ -29,21 +29,25 @@ pub struct Seen {
 }
 
 impl Kernel {
-    /// Attaches the probes of a set. Fails when none could be, with what the table says.
+    /// Attaches the probes of some sets. Fails when none could be, with what the table says.
     pub fn begin_look(
         &mut self,
         key: ProcessKey,
-        libraries: &[MappedLibrary],
-        set: ProbeSet,
+        libraries: &[Surveyed],
+        sets: &[ProbeSet],
         returns: &ReturnProbes,
     ) -> Result<Look, Vec<ProbeReport>> {
         let mut look = Look { key, links: Vec::new() };
         let mut rows = Vec::new();
-        for library in libraries {
-            rows.extend(self.attach_sets(key, library, &[set], returns, &mut look.links).0);
+        for surveyed in libraries {
+            rows.extend(self.attach_sets(key, surveyed, sets, returns, &mut look.links));
         }
-        rows.retain(|row| row.set == set);
-        if rows.iter().any(|row| row.state == ProbeState::Attached) { Ok(look) } else { Err(rows) }
+        rows.retain(|row| sets.contains(&row.set));
+        if rows.iter().any(|row| row.state == ProbeState::Attached) {
+            return Ok(look);
+        }
+        self.drop_links(key, look.links);
+        Err(rows)
     }
 
     /// Takes the probes off again and hands out what they counted.
@@ -62,6 +66,16 @@ impl Kernel {
     /// The completions of a process that were counted so far.
     pub fn completions(&self, key: ProcessKey) -> Vec<(CompletionKey, Completions)> {
         self.traced.get(&key).map(|traced| self.completions_of(traced.slot)).unwrap_or_default()
+    }
+
+    /// The slot's next process begins with nothing.
+    pub(super) fn forget_looks(&mut self, slot: u32) {
+        for (object, _) in self.polls_of(slot) {
+            let _ = self.polls.remove(&zerocopy::transmute!(PollKey { slot: slot.into(), object }));
+        }
+        for (key, _) in self.completions_of(slot) {
+            let _ = self.completions.remove(&zerocopy::transmute!(key));
+        }
     }
 
     fn polls_of(&self, slot: u32) -> Vec<(u64, Polls)> {

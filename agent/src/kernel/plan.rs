@@ -5,7 +5,7 @@ use serde::Serialize;
 use super::probe::{PROBES, Parameter, ProbeSet, ProbeSpec};
 use crate::target::{
     code::{ENTRY_BYTES, Prologue, entry_point, status_offset},
-    library::LibraryRole,
+    library::{LibraryRole, MappedLibrary},
     symbol::{SymbolError, SymbolTable},
 };
 
@@ -91,6 +91,35 @@ pub enum Planned {
     Unusable(&'static ProbeSpec, String),
 }
 
+/// A library, and where the probes belong in it.
+#[derive(Clone, Debug)]
+pub struct Surveyed {
+    /// Which.
+    pub library: MappedLibrary,
+    /// What belongs where.
+    pub planned: Vec<Planned>,
+}
+
+impl Surveyed {
+    /// Reads the library's functions. May take long on a slow file system: not for the loop.
+    pub fn of(library: MappedLibrary) -> Self {
+        let planned = match SymbolTable::read(&library.path) {
+            Ok(symbols) => plan(library.role, &symbols),
+            Err(error) => PROBES
+                .iter()
+                .filter(|spec| spec.role == library.role)
+                .map(|spec| Planned::Unusable(spec, error.to_string()))
+                .collect(),
+        };
+        Self { library, planned }
+    }
+
+    /// Where NIXL's handles have their status, where this library's code shows it.
+    pub fn status_offset(&self) -> Option<u32> {
+        self.planned.iter().find_map(Planned::status_offset)
+    }
+}
+
 /// Where each probe of a role belongs in a library.
 pub fn plan(role: LibraryRole, symbols: &SymbolTable) -> Vec<Planned> {
     let mut planned: Vec<Planned> = Vec::new();
@@ -127,8 +156,7 @@ pub fn plan(role: LibraryRole, symbols: &SymbolTable) -> Vec<Planned> {
 }
 
 impl Planned {
-    /// Where NIXL's handles have their status, if this is the probe that has to know.
-    pub fn status_offset(&self) -> Option<u32> {
+    fn status_offset(&self) -> Option<u32> {
         match self {
             Self::At(site) if site.spec.parameter == Parameter::StatusOffset && site.parameter != 0 => {
                 Some(site.parameter)

@@ -244,6 +244,13 @@ pub static PROBES: &[ProbeSpec] = &[
         "uct_operation_completed",
     ),
     ProbeSpec::new(
+        Completions,
+        UctIb,
+        "uct_rc_ep_flush_op_completion_handler",
+        Exact("uct_rc_ep_flush_op_completion_handler"),
+        "uct_operation_completed",
+    ),
+    ProbeSpec::new(
         Transfers,
         MooncakeEngine,
         "MultiTransport::allocateBatchID",

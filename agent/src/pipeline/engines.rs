@@ -1,6 +1,8 @@
 //! The transfer engine of each server: finding its libraries, attaching probes, reading where transfers stand.
 
-use std::time::Duration;
+use std::{collections::HashMap, time::Duration};
+
+use dislodge_ebpf::look::CompletionKey;
 
 use super::Pipeline;
 use crate::{
@@ -9,28 +11,36 @@ use crate::{
         clock::Monotonic,
         native::{Engine, Handle, TransferStatus},
     },
-    kernel::plan::{ProbeReport, ProbeState, is_complete},
-    request::transfer::Observation,
+    kernel::plan::{ProbeReport, ProbeState, Surveyed, is_complete},
+    request::{Watch, transfer::Observation},
     target::{
         handle::Memory,
-        library::{self, LibraryRole, MappedLibrary},
+        library::{self, LibraryRole},
+        mapping::FileId,
     },
 };
 
 /// How soon a server is looked over again for libraries after the first time; twice as late each time until
-/// [`LOOK_OVER_AT_LAST`].
-const LOOK_OVER_AT_FIRST: Duration = Duration::from_secs(1);
+/// [`SURVEY_AT_LAST`].
+const SURVEY_AT_FIRST: Duration = Duration::from_secs(1);
 /// How often a server is looked over at last: engines may load plugins late.
-const LOOK_OVER_AT_LAST: Duration = Duration::from_secs(60);
+const SURVEY_AT_LAST: Duration = Duration::from_secs(60);
 /// A transfer that has been under way for this long has its status read in the server's memory.
 const OBSERVED_AFTER: Duration = Duration::from_millis(500);
 /// Transfers of one server whose status is read in one tick.
 const OBSERVED_AT_ONCE: usize = 256;
 
+/// What was found in a server.
+pub(super) struct Survey {
+    key: ProcessKey,
+    libraries: Vec<Surveyed>,
+    unreachable: Vec<String>,
+}
+
 /// What is known of a server's transfer engine.
 pub(super) struct EngineState {
-    /// The libraries that probes were put on.
-    pub(super) libraries: Vec<MappedLibrary>,
+    /// The libraries that it has loaded.
+    pub(super) libraries: Vec<Surveyed>,
     /// The table of probes.
     pub(super) probes: Vec<ProbeReport>,
     /// Libraries that cannot be opened, and why.
@@ -38,8 +48,12 @@ pub(super) struct EngineState {
     /// Where NIXL's handles have their status.
     status_offset: Option<u32>,
     memory: Result<Memory, String>,
-    look_over_at: Monotonic,
-    look_over_after: Duration,
+    /// Completions of it that were counted already.
+    pub(super) completions: HashMap<CompletionKey, u64>,
+    /// When it was looked at last.
+    pub(super) looked_at: Option<Monotonic>,
+    survey_at: Monotonic,
+    survey_after: Duration,
 }
 
 impl EngineState {
@@ -50,8 +64,10 @@ impl EngineState {
             unreachable: Vec::new(),
             status_offset: None,
             memory: Err("not opened yet".to_owned()),
-            look_over_at: now,
-            look_over_after: LOOK_OVER_AT_FIRST,
+            completions: HashMap::new(),
+            looked_at: None,
+            survey_at: now,
+            survey_after: SURVEY_AT_FIRST,
         }
     }
 
@@ -79,60 +95,64 @@ impl EngineState {
 }
 
 impl Pipeline {
-    /// Looks for libraries of transfer engines that a server has loaded since the last time, and attaches to them.
-    pub(super) fn look_over(&mut self, key: ProcessKey, now: Monotonic) {
+    /// Has a server looked over, off the loop, for libraries that it has loaded since the last time.
+    pub(super) fn survey(&mut self, key: ProcessKey, now: Monotonic) {
         let Some(server) = self.servers.get_mut(&key) else { return };
         let engine = &mut server.engine;
-        if !self.config.probes.transfers || now < engine.look_over_at {
+        if !self.config.probes.transfers || now < engine.survey_at {
             return;
         }
-        let found = match library::find(key.pid) {
-            Ok(found) => found,
-            Err(error) => {
-                tracing::debug!(pid = key.pid, %error, "cannot look for transfer engines");
-                library::Libraries::default()
-            }
-        };
-        engine.unreachable =
-            found.unreachable.iter().map(|library| format!("{}: {}", library.name, library.why)).collect();
-        let new: Vec<MappedLibrary> = found
-            .mapped
-            .into_iter()
-            .filter(|library| engine.libraries.iter().all(|known| known.file != library.file))
-            .collect();
-        engine.look_over_after = match new.is_empty() {
-            true => (engine.look_over_after * 2).min(LOOK_OVER_AT_LAST),
-            false => LOOK_OVER_AT_FIRST,
-        };
-        engine.look_over_at = now.plus(engine.look_over_after);
-        for library in new {
-            self.attach_library(key, library);
+        // One at a time; who finds no place comes next time.
+        let Ok(permit) = self.surveyed.clone().try_reserve_owned() else { return };
+        engine.survey_at = now.plus(engine.survey_after);
+        engine.survey_after = (engine.survey_after * 2).min(SURVEY_AT_LAST);
+        let known: Vec<FileId> = engine.libraries.iter().map(|known| known.library.file).collect();
+        tokio::task::spawn_blocking(move || permit.send(survey(key, &known)));
+    }
+
+    /// Attaches to the libraries that were found in a server.
+    pub(super) fn attach_engine(&mut self, survey: Survey) {
+        let key = survey.key;
+        let Some(server) = self.servers.get_mut(&key) else { return };
+        server.engine.unreachable = survey.unreachable;
+        if !survey.libraries.is_empty() {
+            // Where there is one, more may be on their way.
+            server.engine.survey_after = SURVEY_AT_FIRST;
+        }
+        for surveyed in survey.libraries {
+            self.attach_library(key, surveyed);
         }
     }
 
-    fn attach_library(&mut self, key: ProcessKey, library: MappedLibrary) {
-        let sets = self.config.probe_sets();
-        let (rows, offset) = self.kernel.attach_library(key, &library, &sets, &self.returns);
+    fn attach_library(&mut self, key: ProcessKey, surveyed: Surveyed) {
+        let rows = self.kernel.attach_library(key, &surveyed, &self.config.probe_sets(), &self.returns);
+        let library = surveyed.library.name.as_str();
         for row in &rows {
             if let ProbeState::Refused { why } | ProbeState::EntryOnly { why } = &row.state {
-                tracing::warn!(pid = key.pid, library = row.library, function = row.function, "{why}");
+                tracing::warn!(pid = key.pid, library, function = row.function, "{why}");
             }
         }
         let attached = rows.iter().filter(|row| row.state == ProbeState::Attached).count();
-        tracing::info!(pid = key.pid, library = library.name, probes = attached, "transfer engine");
+        if !rows.is_empty() {
+            tracing::info!(pid = key.pid, library, probes = attached, "transfer engine");
+        }
         if attached > 0 {
             self.track(key);
         }
         let Some(server) = self.servers.get_mut(&key) else { return };
         let engine = &mut server.engine;
-        engine.status_offset = offset.or(engine.status_offset);
+        engine.status_offset = surveyed.status_offset().or(engine.status_offset);
         if engine.memory.is_err() {
             engine.memory = Memory::open(key.pid).map_err(|error| error.to_string());
         }
         engine.probes.extend(rows);
-        engine.libraries.push(library);
+        engine.libraries.push(surveyed);
         let watched = engine.watched();
-        self.core.tracker.watch(key, watched, Monotonic::now());
+        let before = self.core.tracker.server(key).map(|state| state.native.watch);
+        // Each library comes for itself; the watch begins with the one that makes it complete.
+        if watched.is_some() != matches!(before, Some(Watch::Since { .. })) {
+            self.core.tracker.watch(key, watched, Monotonic::now());
+        }
     }
 
     /// Reads in the servers' memory where transfers stand that have been under way for some time.
@@ -155,5 +175,19 @@ impl Pipeline {
         for (key, observation) in seen {
             self.core.tracker.observed(key, observation, now);
         }
+    }
+}
+
+/// What a process has loaded, beside what is known already.
+fn survey(key: ProcessKey, known: &[FileId]) -> Survey {
+    let found = library::find(key.pid).unwrap_or_else(|error| {
+        tracing::debug!(pid = key.pid, %error, "cannot look for transfer engines");
+        library::Libraries::default()
+    });
+    let new = found.mapped.into_iter().filter(|library| !known.contains(&library.file));
+    Survey {
+        key,
+        libraries: new.map(Surveyed::of).collect(),
+        unreachable: found.unreachable.iter().map(|library| format!("{}: {}", library.name, library.why)).collect(),
     }
 }

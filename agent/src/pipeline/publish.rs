@@ -4,10 +4,10 @@ use std::collections::HashMap;
 
 use super::{Pipeline, notice::Notice, servers::Server};
 use crate::{
-    diagnose::Cause,
+    diagnose::{Cause, Fact},
     event::{Phase, clock::Monotonic},
     metrics::{AlertLabel, CauseLabel, Metrics, PhaseLabel, RuleLabel, StateLabel, TargetLabel, reason},
-    request::transfers::Transfers,
+    request::{NativeState, transfers::Transfers},
     server::status::{AlertStatus, ControlStatus, ServerStatus, Status, SubjectStatus, TransfersStatus},
 };
 
@@ -19,6 +19,7 @@ impl Pipeline {
         self.publish_requests(now);
         self.publish_alerts();
         self.publish_queues();
+        self.publish_transfers(now);
         let metrics = &self.metrics;
         for state in ["watched", "without_control", "without_hook"] {
             let count = self.servers.values().filter(|server| server.state() == state).count();
@@ -107,10 +108,11 @@ impl Pipeline {
     fn transfers_status(&self, server: &Server, now: Monotonic) -> TransfersStatus {
         let key = server.target.key;
         let transfers = self.core.tracker.transfers(key);
+        let native = self.core.tracker.server(key).map(|state| state.native.clone()).unwrap_or_default();
         let mut subjects: Vec<SubjectStatus> = transfers
             .into_iter()
             .flat_map(Transfers::subjects)
-            .filter_map(|(subject, transfers)| SubjectStatus::of(subject, transfers, now))
+            .filter_map(|(subject, transfers)| SubjectStatus::of(subject, transfers, &native, now))
             .collect();
         subjects.sort_by(|a, b| b.oldest_seconds.total_cmp(&a.oldest_seconds));
         let not_joined =
@@ -119,7 +121,8 @@ impl Pipeline {
         let subjects_not_listed = subjects.len().saturating_sub(MAX_LISTED);
         subjects.truncate(MAX_LISTED);
         TransfersStatus {
-            watch: self.core.tracker.server(key).map(|state| state.native.watch).unwrap_or_default(),
+            watch: native.watch,
+            errors: errors(&native),
             probes: server.engine.probes.clone(),
             unreachable: server.engine.unreachable.clone(),
             under_way,
@@ -167,4 +170,10 @@ impl Pipeline {
             alerts_not_listed: active.saturating_sub(MAX_LISTED),
         }
     }
+}
+
+fn errors(native: &NativeState) -> Vec<String> {
+    let endpoint = native.endpoint_error.map(|failure| Fact::EndpointGivenUp { status: failure.status });
+    let completion = native.completion_error.map(|(_, status)| Fact::WorkCompletionError { status });
+    endpoint.into_iter().chain(completion).map(|fact| fact.to_string()).collect()
 }

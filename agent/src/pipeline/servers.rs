@@ -81,8 +81,10 @@ impl Pipeline {
             if self.servers.get(&target.key).is_some_and(|server| server.probe.is_ok() && server.control.is_err()) {
                 self.take_control(target.key);
             }
-            self.look_over(target.key, now);
+            self.survey(target.key, now);
         }
+        let collected = self.kernel.collect_calls();
+        self.metrics.calls_lost.get_or_create(&reason("thread_ended")).inc_by(collected as u64);
         if self.health.scanned() {
             self.say_what_is_missing(&found);
         }
@@ -183,6 +185,10 @@ impl Pipeline {
 
     fn let_go(&mut self, key: ProcessKey, now: Monotonic) {
         self.account_for(key, now);
+        if self.looking.as_ref().is_some_and(|looking| looking.is_at(key)) {
+            self.end_look();
+        }
+        self.count_transfers(key);
         self.kernel.detach(key);
         if let Some(server) = self.servers.remove(&key)
             && server.is_tracked

@@ -333,7 +333,14 @@ impl Process {
 
     fn leave(&mut self, serial: u64, reason: LeaveReason, applying: &mut Applying<'_>) {
         match reason {
-            LeaveReason::Success | LeaveReason::Failed => self.forget(serial, Some(reason), applying),
+            LeaveReason::Success | LeaveReason::Failed => {
+                // What is under way on a room that others share may be theirs.
+                let alone = |request: &&Request| self.rooms.get(&request.room).is_some_and(|it| it.senders.len() < 2);
+                if let Some(room) = self.requests.get(&serial).filter(alone).map(|request| request.room) {
+                    self.pages_released(room);
+                }
+                self.forget(serial, Some(reason), applying);
+            }
             // The sender may live on: a request that is put back into a waiting queue keeps it.
             LeaveReason::Removed => {
                 let Some(request) = self.request(serial, applying) else { return };

@@ -6,7 +6,7 @@ use super::{
     Request, RequestKey, ResyncReason, RoomState, ServerState,
     process::{Applying, Process},
     transfer::Observation,
-    transfers::Transfers,
+    transfers::{Counted, Transfers},
 };
 use crate::event::{Event, FailureFlag, LeaveReason, Phase, ProcessKey, clock::Monotonic, native::Engine};
 
@@ -163,6 +163,23 @@ impl Tracker {
     pub fn native_lost(&mut self, key: ProcessKey, at: Monotonic) {
         if let Some(process) = self.process_mut(key) {
             process.native_lost(at);
+        }
+    }
+
+    /// Forgets failures of rooms without senders that are older than `before`.
+    pub fn prune(&mut self, before: Monotonic) {
+        self.processes.values_mut().for_each(|process| process.prune(before));
+    }
+
+    /// What was counted of a process's transfers since the last time.
+    pub fn take_counted(&mut self, key: ProcessKey) -> Counted {
+        self.process_mut(key).map(Process::take_counted).unwrap_or_default()
+    }
+
+    /// Takes over how often, in a look, a process asked for the status of each handle.
+    pub fn looked(&mut self, key: ProcessKey, polls: &HashMap<u64, u64>, began: Monotonic, at: Monotonic) {
+        if let Some(process) = self.process_mut(key) {
+            process.looked(polls, began, at);
         }
     }
 

@@ -109,6 +109,15 @@ pub struct Observation {
     pub moved: Option<u64>,
 }
 
+/// What a look at the status polls of a transfer saw.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Looked {
+    /// When it ended.
+    pub at: Monotonic,
+    /// How often the server asked the engine for the status meanwhile.
+    pub polls: u64,
+}
+
 /// The transfers of one room or request.
 #[derive(Clone, Debug, Default)]
 pub struct SubjectTransfers {
@@ -130,6 +139,8 @@ pub struct SubjectTransfers {
     pub last_ended: Option<Monotonic>,
     /// When bytes of one were seen to have moved last, where the engine says.
     pub last_progress: Option<Monotonic>,
+    /// What the last look at the status polls of one of them saw.
+    pub looked: Option<Looked>,
     /// The last failure: when, of which engine, its code.
     pub failure: Option<(Monotonic, Engine, i32)>,
 }

@@ -9,7 +9,7 @@ use super::{
     correlate::{NotJoined, TransferSubject},
     flush::{Flushes, WireEnd},
     transfer::{
-        Observation, SubjectTransfers, Transfer, TransferEnd, TransferState, end_of_posting, end_of_release,
+        Looked, Observation, SubjectTransfers, Transfer, TransferEnd, TransferState, end_of_posting, end_of_release,
         end_of_status,
     },
 };
@@ -37,6 +37,12 @@ pub struct Counted {
     pub notifications_sent: u64,
     /// Transfers that the engine refused to make.
     pub not_made: u64,
+    /// Endpoints that were given up, by `ucs_status_t`.
+    pub endpoint_errors: HashMap<i8, u64>,
+    /// Work completions with an error, by `ibv_wc_status`.
+    pub completion_errors: HashMap<u32, u64>,
+    /// Requests that left the inflight queue, and with it their pages, while a transfer of theirs was under way.
+    pub unsafe_releases: u64,
 }
 
 /// What a worker thread is doing.
@@ -91,6 +97,12 @@ impl Transfers {
         self.subjects.get(&TransferSubject::Room(room))
     }
 
+    /// How many transfers were given up whose end may still be seen, by engine.
+    pub fn given_up(&self) -> impl Iterator<Item = (Engine, usize)> {
+        let count = |engine| self.abandoned.values().filter(|transfer| transfer.handle.engine == engine).count();
+        Engine::ALL.into_iter().map(move |engine| (engine, count(engine)))
+    }
+
     /// Every room and request of which something is known.
     pub fn subjects(&self) -> impl Iterator<Item = (&TransferSubject, &SubjectTransfers)> {
         self.subjects.iter()
@@ -106,9 +118,34 @@ impl Transfers {
         self.live.values()
     }
 
-    /// What was counted so far.
+    /// What was counted since it was taken last.
     pub fn counted(&self) -> &Counted {
         &self.counted
+    }
+
+    /// What was counted since the last time.
+    pub fn take_counted(&mut self) -> Counted {
+        std::mem::take(&mut self.counted)
+    }
+
+    /// Counts a request that left its pages to others while a transfer of its room is under way.
+    pub(super) fn count_unsafe_release(&mut self) {
+        self.counted.unsafe_releases += 1;
+    }
+
+    /// When the oldest transfer that is under way was posted.
+    pub fn oldest(&self) -> Option<Monotonic> {
+        self.live.values().filter(|it| it.state == TransferState::InFlight).map(|it| it.since).min()
+    }
+
+    /// Takes over what a look that ended at `at` saw: how often the status of each handle was asked for.
+    pub fn looked(&mut self, polls: &HashMap<u64, u64>, began: Monotonic, at: Monotonic) {
+        let watched = self.live.values().filter(|it| it.state == TransferState::InFlight && it.since <= began);
+        for transfer in watched {
+            let polls = polls.get(&transfer.handle.number).copied().unwrap_or(0);
+            let subject = transfer.joined.subject();
+            subject_mut(&mut self.subjects, &mut self.not_joined, subject).looked = Some(Looked { at, polls });
+        }
     }
 
     /// What each worker thread that holds a chunk is doing.
@@ -199,7 +236,14 @@ impl Transfers {
                 self.counted.notifications_sent += 1;
                 true
             }
-            NativeEvent::EndpointError { .. } | NativeEvent::CompletionError { .. } => true,
+            NativeEvent::EndpointError { status, .. } => {
+                *self.counted.endpoint_errors.entry(*status).or_default() += 1;
+                true
+            }
+            NativeEvent::CompletionError { status, .. } => {
+                *self.counted.completion_errors.entry(*status).or_default() += 1;
+                true
+            }
         }
     }
 

@@ -8,10 +8,10 @@ use std::{
 use serde::Serialize;
 
 use crate::{
-    diagnose::Evidence,
-    event::{Hello, Rid, Room, clock::Monotonic},
+    diagnose::{Cause, Evidence, cause_of_room},
+    event::{Hello, Rid, Room, clock::Monotonic, native::failure_name},
     kernel::plan::ProbeReport,
-    request::{Watch, correlate::TransferSubject, transfer::SubjectTransfers},
+    request::{NativeState, Watch, correlate::TransferSubject, transfer::SubjectTransfers},
     rule::Mode,
     verdict::Verdict,
 };
@@ -73,6 +73,8 @@ pub struct TransfersStatus {
     /// Whether each one is seen.
     #[serde(flatten)]
     pub watch: Watch,
+    /// What was seen of the last endpoint that was given up, and of the last work completion with an error.
+    pub errors: Vec<String>,
     /// The probes on the libraries of its transfer engine.
     pub probes: Vec<ProbeReport>,
     /// Libraries that cannot be opened, and why.
@@ -93,8 +95,12 @@ pub struct SubjectStatus {
     /// Which room or request.
     #[serde(flatten)]
     pub subject: TransferSubject,
-    /// `InFlight` while one is under way, `Unknown` after one was given up.
+    /// `InFlight` while one is under way, `Unknown` after one was given up, else `Quiescent`.
     pub state: &'static str,
+    /// What is wrong with them, by the transfers alone.
+    pub cause: Option<&'static str>,
+    /// What the engine said of the last one that failed.
+    pub failure: Option<String>,
     /// How many are under way.
     pub under_way: usize,
     /// Since when the oldest is, in seconds.
@@ -112,16 +118,27 @@ pub struct SubjectStatus {
 }
 
 impl SubjectStatus {
-    /// What is known of a room's or request's transfers; nothing when all are over.
-    pub fn of(subject: &TransferSubject, transfers: &SubjectTransfers, now: Monotonic) -> Option<Self> {
-        if transfers.is_over() {
+    /// What is known of a room's or request's transfers; nothing when all are over and none has failed.
+    pub fn of(
+        subject: &TransferSubject,
+        transfers: &SubjectTransfers,
+        native: &NativeState,
+        now: Monotonic,
+    ) -> Option<Self> {
+        if transfers.is_over() && transfers.failure.is_none() {
             return None;
         }
         let under_way = transfers.under_way();
         let seconds = |since: Option<Monotonic>| since.map_or(0.0, |since| now.since(since).as_secs_f64());
         Some(Self {
             subject: subject.clone(),
-            state: if under_way.is_some() { "InFlight" } else { "Unknown" },
+            state: match (under_way, transfers.is_over()) {
+                (Some(_), _) => "InFlight",
+                (None, true) => "Quiescent",
+                (None, false) => "Unknown",
+            },
+            cause: cause_of_room(transfers, native, Monotonic(0), now).map(Cause::name),
+            failure: transfers.failure.map(|(_, engine, code)| format!("{} ({code})", failure_name(engine, code))),
             under_way: under_way.map_or(0, |(count, _)| count),
             oldest_seconds: seconds(under_way.map(|(_, oldest)| oldest)),
             moved_seconds_ago: seconds(transfers.last_moved()),

@@ -6,7 +6,9 @@ use iced_x86::{Code, Decoder, DecoderOptions, Instruction, OpKind, Register};
 use object::Architecture;
 
 /// Bytes at the start of a function that [`entry_point`] wants: the longest instruction has 15, `endbr64` has 4.
-pub const ENTRY_BYTES: usize = 19;
+pub const ENTRY_BYTES: usize = 32;
+/// Instructions before the probe that are skipped at most.
+const MOST_SKIPPED: usize = 2;
 /// Longest code that is searched for an offset: NIXL's releaseXferReq has some hundred bytes.
 const MAX_CODE: usize = 1 << 16;
 /// Farthest field that is believed: nixlXferReqH has some 200 bytes.
@@ -40,9 +42,10 @@ impl Prologue {
 /// Where to put a probe on a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EntryPoint {
-    /// Bytes behind the function's first that the probe belongs on: 4 where that skips an `endbr64` and lands on an
-    /// emulated instruction, else 0. Nothing has been pushed there yet, so arguments and the return address are where
-    /// they were, and a return probe is as good as on the first byte.
+    /// Bytes behind the function's first that the probe belongs on: those of an `endbr64` and of a constant that is
+    /// loaded into a register which no argument is in, where an emulated instruction follows; else 0. Nothing has been
+    /// pushed there yet, so arguments and the return address are where they were, and a return probe is as good as on
+    /// the first byte.
     pub skip: u64,
     /// The instruction there.
     pub prologue: Prologue,
@@ -56,15 +59,41 @@ pub fn entry_point(architecture: Architecture, code: &[u8]) -> EntryPoint {
     if architecture != Architecture::X86_64 {
         return EntryPoint { skip: 0, prologue: Prologue::Unknown };
     }
-    let mut instructions = instructions(code);
-    let first = instructions.next();
-    if first.is_some_and(|first| first.code() == Code::Endbr64) {
-        let second = prologue(instructions.next().as_ref());
-        if second.is_emulated() {
-            return EntryPoint { skip: first.map_or(0, |first| first.len() as u64), prologue: second };
+    let first = prologue(instructions(code).next().as_ref());
+    let mut skip = 0;
+    for instruction in instructions(code).take(MOST_SKIPPED + 1) {
+        let here = prologue(Some(&instruction));
+        if here.is_emulated() {
+            return EntryPoint { skip, prologue: here };
         }
+        if !changes_nothing_of_the_call(&instruction) {
+            break;
+        }
+        skip += instruction.len() as u64;
     }
-    EntryPoint { skip: 0, prologue: prologue(first.as_ref()) }
+    EntryPoint { skip: 0, prologue: first }
+}
+
+/// Whether a probe behind the instruction sees what one on it would: it marks the function's entry, or loads a constant
+/// (Mooncake's `freeBatchID` since 0.3.11) into a register that holds no argument, no result's address and no stack.
+fn changes_nothing_of_the_call(instruction: &Instruction) -> bool {
+    let loads_constant = matches!(instruction.code(), Code::Mov_r64_imm64 | Code::Mov_r32_imm32 | Code::Mov_rm64_imm32);
+    let is_free = |register: Register| {
+        matches!(
+            register.full_register(),
+            Register::RAX
+                | Register::RBX
+                | Register::RBP
+                | Register::R10
+                | Register::R11
+                | Register::R12
+                | Register::R13
+                | Register::R14
+                | Register::R15
+        )
+    };
+    let into_free_register = instruction.op0_kind() == OpKind::Register && is_free(instruction.op0_register());
+    instruction.code() == Code::Endbr64 || (loads_constant && into_free_register)
 }
 
 fn prologue(first: Option<&Instruction>) -> Prologue {
@@ -181,6 +210,20 @@ mod tests {
         assert_eq!(entry(&[&ENDBR64[..], &[0x48, 0x89, 0xf8]].concat()), (0, Prologue::SingleStepped));
         assert_eq!(entry(&ENDBR64), (0, Prologue::SingleStepped));
         assert_eq!(entry(&ENDBR64[..3]), (0, Prologue::Unknown));
+    }
+
+    #[test]
+    fn a_constant_in_a_register_without_an_argument_is_skipped_and_no_other() {
+        let movabs = |register: u8| [&[0x48, 0xb8 + register][..], &[0; 8]].concat();
+        let (rax, rdx, push) = (0, 2, [0x41, 0x54]);
+        assert_eq!(entry(&[&movabs(rax)[..], &push].concat()), (10, Prologue::Push));
+        assert_eq!(entry(&[&ENDBR64[..], &movabs(rax), &push].concat()), (14, Prologue::Push));
+        assert_eq!(entry(&[&movabs(rdx)[..], &push].concat()), (0, Prologue::SingleStepped));
+        assert_eq!(entry(&[&[0xb8, 1, 0, 0, 0][..], &[0x55]].concat()), (5, Prologue::Push));
+        assert_eq!(entry(&[&[0xbf, 1, 0, 0, 0][..], &[0x55]].concat()), (0, Prologue::SingleStepped), "edi");
+        assert_eq!(entry(&[&[0x48, 0x8b, 0x07][..], &[0x55]].concat()), (0, Prologue::SingleStepped), "a load");
+        let three = [&movabs(rax)[..], &movabs(rax), &movabs(rax), &push].concat();
+        assert_eq!(entry(&three).0, 0);
     }
 
     #[test]

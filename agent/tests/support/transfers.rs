@@ -11,7 +11,7 @@ use dislodge::{
     kernel::{
         Kernel, Sizes,
         canary::ReturnProbes,
-        plan::{ProbeReport, ProbeState, is_complete},
+        plan::{ProbeReport, ProbeState, Surveyed, is_complete},
         probe::ProbeSet,
         ring::Ring,
     },
@@ -82,10 +82,10 @@ impl Watcher {
         self.tracker.attach(key, 0);
         let mut table = Vec::new();
         for library in libraries(key).iter().filter(|library| wanted(library)) {
-            let (rows, offset) =
-                self.kernel.attach_library(key, library, &[ProbeSet::Transfers], &ReturnProbes::Allowed);
-            table.extend(rows);
-            self.offsets.extend(offset.map(|offset| (key, offset)));
+            let surveyed = Surveyed::of(library.clone());
+            let sets = [ProbeSet::Transfers];
+            table.extend(self.kernel.attach_library(key, &surveyed, &sets, &ReturnProbes::Allowed));
+            self.offsets.extend(surveyed.status_offset().map(|offset| (key, offset)));
         }
         let complete = |role: LibraryRole| {
             is_complete(&table.iter().filter(|row| row.role == role).cloned().collect::<Vec<ProbeReport>>())
@@ -196,6 +196,11 @@ impl Watcher {
 /// The libraries of a process that probes can be put on.
 pub fn libraries(key: ProcessKey) -> Vec<MappedLibrary> {
     library::find(key.pid).unwrap().mapped
+}
+
+/// The libraries of a process, and where the probes belong in them.
+pub fn surveyed(key: ProcessKey) -> Vec<Surveyed> {
+    libraries(key).into_iter().map(Surveyed::of).collect()
 }
 
 /// The number that a peer gave for a handle or batch.

@@ -1,7 +1,13 @@
 //! What a process's transfer engine says, applied.
 
+use std::collections::HashMap;
+
 use super::{
-    super::{EndpointFailure, Watch, transfer::Observation, transfers::Transfers},
+    super::{
+        EndpointFailure, Watch,
+        transfer::Observation,
+        transfers::{Counted, Transfers},
+    },
     Applying, Process,
 };
 use crate::event::{
@@ -41,6 +47,29 @@ impl Process {
         let has_senders = |room: Room| rooms.get(&room).is_some_and(|state| !state.senders.is_empty());
         if !self.transfers.apply(event, at, applying.tid, has_senders) {
             self.native_lost(at);
+        }
+    }
+
+    /// Forgets failures of rooms without senders that are older than `before`.
+    pub(in crate::request) fn prune(&mut self, before: Monotonic) {
+        let rooms = &self.rooms;
+        self.transfers.prune(before, |room| rooms.get(&room).is_some_and(|state| !state.senders.is_empty()));
+    }
+
+    /// What was counted of its transfers since the last time.
+    pub(in crate::request) fn take_counted(&mut self) -> Counted {
+        self.transfers.take_counted()
+    }
+
+    /// How often the status of each handle was asked for in a look.
+    pub(in crate::request) fn looked(&mut self, polls: &HashMap<u64, u64>, began: Monotonic, at: Monotonic) {
+        self.transfers.looked(polls, began, at);
+    }
+
+    /// A request leaves the inflight queue: the server gives its pages to others.
+    pub(super) fn pages_released(&mut self, room: Room) {
+        if self.transfers.of_room(room).is_some_and(|known| known.under_way().is_some()) {
+            self.transfers.count_unsafe_release();
         }
     }
 

@@ -201,9 +201,19 @@ impl Transfers {
     pub(super) fn forget_if_over(&mut self, subject: Option<TransferSubject>, has_senders: impl Fn(Room) -> bool) {
         let Some(subject) = subject else { return };
         let is_asked_for = matches!(&subject, TransferSubject::Room(room) if has_senders(*room));
-        if !is_asked_for && self.subjects.get(&subject).is_some_and(SubjectTransfers::is_over) {
+        // A failure is kept for a while: somebody will ask what it was.
+        let is_done = |known: &SubjectTransfers| known.is_over() && known.failure.is_none();
+        if !is_asked_for && self.subjects.get(&subject).is_some_and(is_done) {
             self.subjects.remove(&subject);
         }
+    }
+
+    /// Forgets failures of rooms without senders that are older than `before`.
+    pub fn prune(&mut self, before: Monotonic, has_senders: impl Fn(Room) -> bool) {
+        self.subjects.retain(|subject, known| {
+            let is_asked_for = matches!(subject, TransferSubject::Room(room) if has_senders(*room));
+            is_asked_for || !known.is_over() || known.last_moved().is_some_and(|moved| moved >= before)
+        });
     }
 
     /// A handle is released. A transfer that was given up may go on: its flushes, or its batch's memory, will tell.
