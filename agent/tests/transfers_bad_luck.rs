@@ -1,5 +1,5 @@
 //! Servers that leak, libraries that are replaced, doubled, stripped or of another release, pointers that lead nowhere.
-#![expect(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 #[path = "support/support.rs"]
 mod support;

@@ -369,25 +369,29 @@ fn a_batch_to_a_killed_decode_is_over_and_failed() {
 }
 
 #[test]
-fn a_look_at_mooncake_tells_what_is_polled_and_how_far_it_is() {
+fn a_look_at_mooncake_tells_which_batch_somebody_waits_for() {
     on_each("mooncake", |release| {
         let mut bench = mooncake(release);
         bench.decode.stop();
-        let batch = number(&bench.prefill.ask(json!({"do": "submit", "page": 0})), "batch");
+        let left_alone = number(&bench.prefill.ask(json!({"do": "submit", "page": 0})), "batch");
         let key = bench.key;
         let look = |bench: &mut Bench| {
             let look = bench.watcher.kernel.begin_look(key, &surveyed(key), &[ProbeSet::Polls], &ReturnProbes::Allowed);
             let look = look.unwrap();
             thread::sleep(Duration::from_millis(100));
-            let seen = bench.watcher.kernel.end_look(look);
-            seen.polls.into_iter().find(|(object, _)| *object == batch).map(|(_, polls)| polls)
+            bench.watcher.kernel.end_look(look).polls
         };
-        assert_eq!(look(&mut bench), None);
-        let polling = bench.prefill.send(json!({"do": "poll", "batch": batch, "within": 3, "on": "worker"}));
-        let polls = until("polls", || look(&mut bench));
+        assert_eq!(look(&mut bench), []);
+        // What SGLang calls waits in a loop of `getBatchTransferStatus`, for 5 seconds here.
+        let waiting = bench.prefill.send(json!({"do": "transfer", "pages": [1, 2], "on": "worker"}));
+        let (batch, polls) = until("polls", || look(&mut bench).pop());
         println!("{}: {polls:?}", release.name);
         assert!(polls.count > 0 && polls.status <= 1, "waiting or pending: {polls:?}");
+        bench.watcher.drain();
+        let seen = |number| bench.watcher.transfer(key, number).map(|transfer| transfer.state);
+        let in_flight = Some(TransferState::InFlight);
+        assert_eq!((batch == left_alone, seen(batch), seen(left_alone)), (false, in_flight, in_flight));
         bench.decode.go_on();
-        bench.prefill.answer(polling, Duration::from_secs(60)).unwrap();
+        bench.prefill.answer(waiting, Duration::from_secs(60)).unwrap();
     });
 }
