@@ -34,7 +34,7 @@ pub(crate) fn take(rounds: usize, states: usize, mut measure: impl FnMut(usize) 
         let mut values = vec![0.0; states];
         for turn in 0..states {
             // Forwards and backwards in turn, from another state each time.
-            let turn = if round % 2 == 0 { turn } else { states - 1 - turn };
+            let turn = if round.is_multiple_of(2) { turn } else { states - 1 - turn };
             let state = (turn + round / 2) % states;
             values[state] = measure(state);
         }
