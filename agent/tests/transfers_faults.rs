@@ -13,7 +13,7 @@ use dislodge::{
         native::{Engine, ErrorPoint, NIXL_REMOTE_DISCONNECT, NativeEvent, TransferStatus},
     },
     kernel::{canary::ReturnProbes, probe::ProbeSet},
-    request::transfer::{TransferEnd, TransferState},
+    request::transfer::{SubjectTransfers, TransferEnd, TransferState},
     target::library::LibraryRole,
 };
 use serde_json::{Value, json};
@@ -77,9 +77,10 @@ impl Bench {
         self.watcher.room(self.key, ROOM).map(|room| room.unproved)
     }
 
-    fn until_forgotten(&mut self) {
+    fn until_over(&mut self) {
         let key = self.key;
-        self.watcher.until("the room's transfers to be over", |watcher| watcher.room(key, ROOM).is_none());
+        let is_over = |watcher: &Watcher| watcher.room(key, ROOM).is_none_or(SubjectTransfers::is_over);
+        self.watcher.until("the room's transfers to be over", is_over);
     }
 
     fn poll(&mut self, handle: u64) -> Value {
@@ -116,7 +117,7 @@ fn a_transfer_to_a_stopped_decode_is_in_flight_and_done_when_it_goes_on_though_n
         }
         assert_eq!(bench.poll(handle)["status"], "DONE");
         bench.prefill.ask(json!({"do": "release", "handle": handle}));
-        bench.until_forgotten();
+        bench.until_over();
         assert_eq!(bench.watcher.ended(bench.key, Engine::Nixl, "done"), 1);
         bench.watcher.assert_nothing_lost(bench.key);
     });
@@ -157,7 +158,7 @@ fn a_killed_decode_fails_the_transfer_and_an_endpoint_error_says_why() {
             let _ = bench.poll(handle);
             bench.prefill.ask(json!({"do": "release", "handle": handle}));
         }
-        bench.until_forgotten();
+        bench.until_over();
         assert_eq!(bench.watcher.ended(key, Engine::Nixl, "failed"), 1);
         let events: Vec<NativeEvent> = events.into_iter().chain(bench.watcher.take(key)).collect();
         let mut points: Vec<(ErrorPoint, i8)> = events
@@ -214,7 +215,7 @@ fn a_transfer_that_is_released_in_progress_is_unproved_until_its_flush() {
         assert!(room.under_way().is_none() && !room.is_over(), "{room:?}");
         bench.decode.go_on();
         if has_ranges(release) {
-            bench.until_forgotten();
+            bench.until_over();
         } else {
             let arrived = bench.decode.ask(json!({"do": "check", "pages": [BIG.1 - 1], "within": 30}));
             assert_eq!(arrived["ok"], true);
@@ -248,7 +249,7 @@ fn a_released_transfer_to_a_killed_decode_is_proved_over_too() {
         bench.watcher.drain();
         assert_eq!(bench.unproved(), Some(1));
         bench.decode.kill();
-        bench.until_forgotten();
+        bench.until_over();
     });
 }
 
@@ -262,7 +263,7 @@ fn a_second_post_that_nixl_refuses_leaves_the_first_to_its_flush() {
         bench.watcher.drain();
         assert_eq!(bench.state(handle), Some(TransferState::InFlight));
         bench.decode.go_on();
-        bench.until_forgotten();
+        bench.until_over();
         assert_eq!(bench.state(handle), Some(TransferState::Ended(TransferEnd::Done)));
     });
 }
