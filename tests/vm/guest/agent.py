@@ -91,6 +91,8 @@ def every_transfer_is_seen(engine):
     with agent, pair:
         first = pair.transfer(1)  # connects
         assert first[0]["good"] and first[1], first
+        until("the agent saw the first", lambda: done(agent, engine) == 1)
+        settle()
         before, completed = rdma.counters(), completions(agent)
         ended = agent.metric("dislodge_transfers_ended_total", engine=engine, state="done")
         count = 4
@@ -99,6 +101,7 @@ def every_transfer_is_seen(engine):
             assert end["good"] and arrived, end
         want = ended + count
         until("the agent saw every transfer", lambda: done(agent, engine) >= want)
+        settle()
         assert done(agent, engine) == want, (done(agent, engine), want)
         known = agent.transfers(pair.prefill.pid)
         assert known["under_way"] == 0 and known["lost"] == 0, known
@@ -114,6 +117,11 @@ def every_transfer_is_seen(engine):
         else:
             # UCX copies and cuts as it likes; what ends each transfer is a flush, and that completes once.
             assert seen["uct_rc"] >= count and packets > sum(seen.values()), (seen, packets)
+
+
+def settle():
+    """What was counted in BPF by now is in the agent's metrics afterwards: it takes them over five times a second."""
+    time.sleep(2)
 
 
 def done(agent, engine):
