@@ -2,6 +2,8 @@
 //!
 //! [`Config::load`] decides about the whole file and names every problem with its place.
 
+mod probes;
+
 use std::{
     net::{Ipv4Addr, SocketAddr},
     path::PathBuf,
@@ -12,11 +14,14 @@ use reqwest::Url;
 use serde::{Deserialize, Serialize, Serializer};
 
 use crate::{
-    kernel::{Sizes, probe::ProbeSet},
+    kernel::Sizes,
     problem::{MAX_FILE, Problem, Problems, Shape, Text, duration},
     rule::{Mode, load::one_of},
     sink::alertmanager,
 };
+
+use probes::RawProbes;
+pub use probes::{Completions, Probes};
 
 /// The configuration, checked.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -51,45 +56,6 @@ pub struct Config {
     pub max_calls: u32,
     /// Transfers of one server that are kept: those that are over or were never posted go first.
     pub max_transfers: usize,
-}
-
-/// The probes on transfer engines.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Probes {
-    /// Whether transfers are traced: a few hits per transfer.
-    pub transfers: bool,
-    /// When completions are counted.
-    pub completions: Completions,
-}
-
-/// When completions of UCX, Mooncake and libibverbs are counted: up to a million hits a second.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Completions {
-    /// Never.
-    Off,
-    /// For a moment, when a transfer does not get on.
-    Look,
-    /// Always: for tests and measurements.
-    Always,
-}
-
-impl Completions {
-    const ALL: [Self; 3] = [Self::Off, Self::Look, Self::Always];
-
-    fn name(self) -> &'static str {
-        match self {
-            Self::Off => "off",
-            Self::Look => "look",
-            Self::Always => "always",
-        }
-    }
-}
-
-impl Default for Probes {
-    fn default() -> Self {
-        Self { transfers: true, completions: Completions::Look }
-    }
 }
 
 /// The Alertmanagers.
@@ -242,13 +208,6 @@ struct RawAudit {
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct RawProbes {
-    transfers: Option<Text>,
-    completions: Option<Text>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default)]
 struct RawRemediation {
     max_per_minute: Option<Text>,
     kill_switch: Option<Text>,
@@ -258,15 +217,6 @@ impl Config {
     /// How much the kernel keeps.
     pub fn sizes(&self) -> Sizes {
         Sizes { ring: self.ring_size, calls: self.max_calls }
-    }
-
-    /// The probes on transfer engines that are always attached.
-    pub fn probe_sets(&self) -> Vec<ProbeSet> {
-        match (self.probes.transfers, self.probes.completions) {
-            (false, _) => Vec::new(),
-            (true, Completions::Always) => vec![ProbeSet::Transfers, ProbeSet::Completions],
-            (true, Completions::Off | Completions::Look) => vec![ProbeSet::Transfers],
-        }
     }
 
     /// Reads `text`, the YAML of `file`. What it does not set has its default.
@@ -322,15 +272,7 @@ impl Config {
         set.duration(&mut config.drain_interval, raw.drain_interval, millisecond, second);
         set.duration(&mut config.scan_interval, raw.scan_interval, 100 * millisecond, 3_600 * second);
         set.number(&mut config.max_requests, raw.max_requests, 1, 10_000_000);
-        let probes = raw.probes.unwrap_or_default();
-        set.to(&mut config.probes.transfers, probes.transfers, |text| {
-            text.parse().map_err(|_| format!("`{text}` is neither true nor false"))
-        });
-        let completions = Completions::ALL.map(|when| (when.name(), when));
-        if let Some(when) = probes.completions.and_then(|text| one_of("completions", &text, &completions, set.problems))
-        {
-            config.probes.completions = when;
-        }
+        config.probes.set(raw.probes.unwrap_or_default(), set);
         set.number(&mut config.max_calls, raw.max_calls, 64, 1_000_000);
         set.number(&mut config.max_transfers, raw.max_transfers, 1, 10_000_000);
         let alertmanager = raw.alertmanager.unwrap_or_default();

@@ -7,7 +7,7 @@ use serde_json::Value;
 use support::{
     agent::{self, Agent},
     channel::{Hand, Named},
-    environment::{on_each, releases, sglang},
+    environment::{mooncake, on_each, releases},
     needs, rules,
     server::{Setup, SglangServer, text},
     wait::{until, until_true},
@@ -17,15 +17,6 @@ use support::{
 const PATIENT: (&str, &str) = ("MC_TRANSFER_TIMEOUT", "120");
 /// The shortest that Mooncake takes, in seconds.
 const HASTY: (&str, &str) = ("MC_TRANSFER_TIMEOUT", "5");
-
-/// Whether Mooncake's engine loads: it wants libraries of the system.
-fn mooncake() -> Result<(), String> {
-    let python = &sglang().map_err(|why| why.clone())?.python;
-    let done = std::process::Command::new(python).args(["-c", "import mooncake.engine"]).output();
-    let done = done.map_err(|error| error.to_string())?;
-    let log = String::from_utf8_lossy(&done.stderr).into_owned();
-    if done.status.success() { Ok(()) } else { Err(log.lines().last().unwrap_or_default().to_owned()) }
-}
 
 /// Runs a test on each of these releases where there is Mooncake.
 fn on_mooncake(releases: &[&'static str], test: impl Fn(&'static str) + Sync) {

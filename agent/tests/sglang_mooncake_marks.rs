@@ -12,7 +12,7 @@ use dislodge::{
 };
 use serde_json::Value;
 use support::{
-    environment::{on_each, releases, sglang},
+    environment::{mooncake, on_each, releases},
     needs,
     server::{Setup, SglangServer, text},
     wait::{until, until_true},
@@ -20,15 +20,6 @@ use support::{
 
 /// The newest release; on the others of these backends the marks are not looked at.
 const NEWEST: &str = "0.5.23";
-
-/// Whether Mooncake's engine loads: it wants libraries of the system.
-fn mooncake() -> Result<(), String> {
-    let python = &sglang().map_err(|why| why.clone())?.python;
-    let done = std::process::Command::new(python).args(["-c", "import mooncake.engine"]).output();
-    let done = done.map_err(|error| error.to_string())?;
-    let log = String::from_utf8_lossy(&done.stderr).into_owned();
-    if done.status.success() { Ok(()) } else { Err(log.lines().last().unwrap_or_default().to_owned()) }
-}
 
 /// A server whose marks are read as an agent reads them.
 struct Watched {

@@ -278,7 +278,7 @@ fn a_look_tells_a_transfer_that_is_polled_from_one_that_nobody_polls() {
             let look = look.unwrap();
             thread::sleep(Duration::from_millis(100));
             let seen = bench.watcher.kernel.end_look(look);
-            seen.polls.into_iter().filter(|(object, _)| *object == handle).map(|(_, polls)| polls).collect::<Vec<_>>()
+            seen.into_iter().filter(|(object, _)| *object == handle).map(|(_, polls)| polls).collect::<Vec<_>>()
         };
         assert_eq!(look(&mut bench), []);
         let polling = bench.prefill.send(json!({"do": "poll", "handle": handle, "within": 30, "on": "worker"}));
@@ -380,7 +380,7 @@ fn a_look_at_mooncake_tells_which_batch_somebody_waits_for() {
             let look = bench.watcher.kernel.begin_look(key, &surveyed(key), &[ProbeSet::Polls], &ReturnProbes::Allowed);
             let look = look.unwrap();
             thread::sleep(Duration::from_millis(100));
-            bench.watcher.kernel.end_look(look).polls
+            bench.watcher.kernel.end_look(look)
         };
         assert_eq!(look(&mut bench), []);
         // What SGLang calls waits in a loop of `getBatchTransferStatus`, for 5 seconds here.

@@ -2,6 +2,7 @@
 //! be a million a second; only errors are events.
 
 use aya_ebpf::{
+    bindings::BPF_NOEXIST,
     helpers::bpf_ktime_get_ns,
     macros::{map, uprobe, uretprobe},
     maps::HashMap,
@@ -25,8 +26,8 @@ const WC_VENDOR_ERROR: u64 = 16;
 const WC_QP_NUMBER: u64 = 28;
 /// Work completions of one poll that are looked at; Mooncake and UCX ask for 16 to 64.
 const POLLED: u64 = 64;
-/// Offset of the status in `ucp_request_t`'s `uct_completion_t`.
-const UCP_STATUS: u64 = 12;
+/// Offset of the status, one byte, in UCX's `uct_completion_t {func, count, status}`.
+const UCT_COMPLETION_STATUS: u64 = 12;
 
 /// Filled by the programs, read and emptied by the agent.
 #[map]
@@ -35,20 +36,27 @@ pub static COMPLETIONS: HashMap<CompletionKey, Completions> = HashMap::with_max_
 #[inline(always)]
 fn count(process: &Traced, point: CompletionPoint, status: i16, number: u64) {
     let key = CompletionKey { slot: process.slot(), point: point as u16, status };
-    if COMPLETIONS.get_ptr_mut(key).is_none() {
-        // Whoever else inserts it now, inserts the same zeroes.
-        let _ = COMPLETIONS.insert(key, Completions::default(), 1);
-    }
-    match COMPLETIONS.get_ptr_mut(key) {
-        Some(completions) => {
-            // SAFETY: the value lives at least as long as this program runs; counts are atomic, the time is one store.
-            unsafe {
-                bump_by(&raw mut (*completions).count, number);
-                (&raw mut (*completions).last_ns).write_volatile(bpf_ktime_get_ns());
-            }
+    if let Some(completions) = value_of(&COMPLETIONS, key, process) {
+        // SAFETY: the value lives at least as long as this program runs; counts are atomic, the time is one store.
+        unsafe {
+            bump_by(&raw mut (*completions).count, number);
+            (&raw mut (*completions).last_ns).write_volatile(bpf_ktime_get_ns());
         }
-        None => process.count_calls_full(),
     }
+}
+
+/// The value of a key, zeroes where there was none; nothing, and counted, where the map is full.
+#[inline(always)]
+pub fn value_of<K, V: Default>(map: &HashMap<K, V>, key: K, process: &Traced) -> Option<*mut V> {
+    if map.get_ptr_mut(&key).is_none() {
+        // Whoever else inserts it now, inserts the same zeroes.
+        let _ = map.insert(&key, V::default(), u64::from(BPF_NOEXIST));
+    }
+    let value = map.get_ptr_mut(&key);
+    if value.is_none() {
+        process.count_look_full();
+    }
+    value
 }
 
 /// Entry of `RdmaContext::poll(n, ibv_wc *)`.
@@ -132,14 +140,21 @@ pub fn ucp_request_completed(ctx: ProbeContext) -> u32 {
     if let Some((process, _)) = Traced::of_probe(&ctx)
         && let Some(completion) = argument(&ctx, 0)
     {
-        let status = read::<i8>(completion + UCP_STATUS).unwrap_or(i8::MIN);
+        let status = uct_status(completion);
         count(&process, CompletionPoint::UcpRequest, i16::from(status), 1);
     }
     0
 }
 
-/// Entry of a function that gives up an endpoint. The probe's parameter is the [`dislodge_ebpf::wire::ErrorPoint`]; each takes the object that
-/// failed (NIXL's endpoint, UCP's endpoint, UCT's interface) first and the `ucs_status_t` (one byte, negative) third.
+/// The `ucs_status_t` of a `uct_completion_t`.
+#[inline(always)]
+pub fn uct_status(completion: u64) -> i8 {
+    read::<i8>(completion + UCT_COMPLETION_STATUS).unwrap_or(i8::MIN)
+}
+
+/// Entry of a function that gives up an endpoint. The probe's parameter is a [`dislodge_ebpf::wire::ErrorPoint`]; each
+/// function takes the object that failed (NIXL's endpoint, UCP's endpoint, UCT's interface) first and the `ucs_status_t`
+/// (one byte, negative) third.
 #[uprobe]
 pub fn endpoint_error(ctx: ProbeContext) -> u32 {
     if let Some((process, point)) = Traced::of_probe(&ctx)

@@ -67,6 +67,12 @@ impl Traced {
         bump(unsafe { &raw mut (*self.counters).calls_full });
     }
 
+    /// Counts what a look could not count: its map was full.
+    pub fn count_look_full(&self) {
+        // SAFETY: as above.
+        bump(unsafe { &raw mut (*self.counters).look_full });
+    }
+
     /// Counts a return whose entry was not seen.
     pub fn count_return_unmatched(&self) {
         // SAFETY: as above.

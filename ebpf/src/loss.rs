@@ -17,6 +17,8 @@ pub struct ProcessCounters {
     pub detail_truncated: u64,
     /// Calls whose entry could not be remembered until their return: the map of calls was full.
     pub calls_full: u64,
+    /// Polls and completions that a look could not count: its map was full.
+    pub look_full: u64,
     /// Returns whose entry was not seen: the call was under way when the probe was attached.
     pub returns_unmatched: u64,
 }

@@ -14,6 +14,7 @@ use dislodge_ebpf::{
 use crate::{
     abi::{argument, read, result},
     call::{Call, Function, entered, returned, under_way},
+    completion::uct_status,
     emit::Traced,
 };
 
@@ -26,8 +27,6 @@ const HAS_NOTIFICATION: u64 = 56;
 /// Size of `nixlBasicDesc {addr, len, devId}`, and where its length is.
 const DESCRIPTOR: u64 = 24;
 const DESCRIPTOR_LENGTH: u64 = 8;
-/// Offset of the status, one byte, in UCX's `uct_completion_t {func, count, status}`.
-const UCT_COMPLETION_STATUS: u64 = 12;
 /// Descriptors that are added up; of a longer list the size is extrapolated.
 const SUMMED: u64 = 64;
 
@@ -251,8 +250,7 @@ pub fn ucp_flushed(ctx: ProbeContext) -> u32 {
     if let Some((process, _)) = Traced::of_probe(&ctx)
         && let Some(completion) = argument(&ctx, 0)
     {
-        let status = read::<i8>(completion + UCT_COMPLETION_STATUS).unwrap_or(i8::MIN);
-        let value = i64::from(status) as u64;
+        let value = i64::from(uct_status(completion)) as u64;
         process.emit_native(Kind::UcpFlushed, 0, Native { object: completion, value, size: 0 });
     }
     0

@@ -14,6 +14,7 @@ use dislodge_ebpf::{
 use crate::{
     abi::{argument, argument_after_result, read, result},
     call::{Call, Function, entered, returned},
+    completion::value_of,
     emit::{Traced, bump_by},
 };
 
@@ -81,20 +82,14 @@ fn try_mooncake_status_read(ctx: &RetProbeContext) -> Option<()> {
 #[inline(always)]
 fn polled(process: &Traced, object: u64, status: u64, bytes: u64) -> bool {
     let key = PollKey { slot: u64::from(process.slot()), object };
-    let before = POLLS.get_ptr_mut(key);
-    // SAFETY: the value lives at least as long as this program runs.
-    let changed = before.is_none_or(|polls| unsafe { (*polls).status } != status);
-    if before.is_none() && POLLS.insert(key, Polls::default(), 1).is_err() {
-        process.count_calls_full();
+    let Some(polls) = value_of(&POLLS, key, process) else { return true };
+    // SAFETY: the value lives at least as long as this program runs; counts are atomic, the others are one store each.
+    unsafe {
+        let changed = (*polls).count == 0 || (*polls).status != status;
+        bump_by(&raw mut (*polls).count, 1);
+        (&raw mut (*polls).status).write_volatile(status);
+        (&raw mut (*polls).bytes).write_volatile(bytes);
+        (&raw mut (*polls).last_ns).write_volatile(bpf_ktime_get_ns());
+        changed
     }
-    if let Some(polls) = POLLS.get_ptr_mut(key) {
-        // SAFETY: as above; counts are atomic, the others are one store each.
-        unsafe {
-            bump_by(&raw mut (*polls).count, 1);
-            (&raw mut (*polls).status).write_volatile(status);
-            (&raw mut (*polls).bytes).write_volatile(bytes);
-            (&raw mut (*polls).last_ns).write_volatile(bpf_ktime_get_ns());
-        }
-    }
-    changed
 }

@@ -65,3 +65,22 @@ class Lines:
         except Exception as error:
             result = {"raised": type(error).__name__, "message": str(error)[:500]}
         self.say(**mark, **result, tid=threading.get_native_id())
+
+
+class PageCommands:
+    """The commands on a peer's own pages; the peer has a `memory` (memory.py)."""
+
+    def do_fill(self, salt=0):
+        self.memory.fill(salt)
+        return {}
+
+    def do_clear(self):
+        self.memory.clear()
+        return {}
+
+    def do_check(self, **request):
+        wrong = self.memory.wrong(**request)
+        return {"ok": not wrong, "wrong": wrong}
+
+    def do_written(self):
+        return {"bytes": self.memory.written()}

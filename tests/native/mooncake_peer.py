@@ -29,10 +29,10 @@ import sys
 import time
 from pathlib import Path
 
-from lines import Lines
+from lines import Lines, PageCommands
 
 
-class Mooncake:
+class Mooncake(PageCommands):
     def __init__(self, role, page, pages, protocol, device):
         if protocol == "tcp":
             os.environ.setdefault("MC_FORCE_TCP", "1")
@@ -98,21 +98,6 @@ class Mooncake:
     def do_threads(self):
         tasks = Path("/proc/self/task").iterdir()
         return {"threads": {task.name: (task / "comm").read_text().strip() for task in tasks}}
-
-    def do_fill(self, salt=0):
-        self.memory.fill(salt)
-        return {}
-
-    def do_clear(self):
-        self.memory.clear()
-        return {}
-
-    def do_check(self, **request):
-        wrong = self.memory.wrong(**request)
-        return {"ok": not wrong, "wrong": wrong}
-
-    def do_written(self):
-        return {"bytes": self.memory.written()}
 
     def do_bench(self, what, count, pages):
         if what == "polls":

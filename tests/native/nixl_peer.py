@@ -37,10 +37,10 @@ import os
 import sys
 import time
 
-from lines import Lines
+from lines import Lines, PageCommands
 
 
-class Nixl:
+class Nixl(PageCommands):
     def __init__(self, role, page, pages, threads):
         # Imported late: whoever imports this file for its text needs no engine.
         import numpy
@@ -149,21 +149,6 @@ class Nixl:
     def do_load(self, path):
         self.libraries.append(ctypes.CDLL(path))
         return {}
-
-    def do_fill(self, salt=0):
-        self.memory.fill(salt)
-        return {}
-
-    def do_clear(self):
-        self.memory.clear()
-        return {}
-
-    def do_check(self, **request):
-        wrong = self.memory.wrong(**request)
-        return {"ok": not wrong, "wrong": wrong}
-
-    def do_written(self):
-        return {"bytes": self.memory.written()}
 
     def do_bench(self, what, count, pages):
         handle, _ = self.make(pages=pages, room=1)

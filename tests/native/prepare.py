@@ -27,7 +27,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "sglang"))
 
-from prepare import Failed, answers, find_python, pip, run  # noqa: E402  (tests/sglang/prepare.py: this file is __main__)
+from prepare import Failed, environment, pip, run  # noqa: E402  (tests/sglang/prepare.py: this file is __main__)
 
 REQUIREMENTS = HERE / "requirements.txt"
 DEFAULT = """nixl==1.5.1 nixl==1.4.1 nixl==1.0.1 nixl==0.8.0
@@ -47,7 +47,7 @@ def main() -> int:
     with open(into / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         try:
-            python = environment(into / "python")
+            python = environment(into / "python", REQUIREMENTS)
             engines = {}
             for wanted in options.engines:
                 engine, _, version = wanted.partition("==")
@@ -63,20 +63,6 @@ def main() -> int:
             return 1
     print(json.dumps({"python": str(python), "engines": engines}))
     return 0
-
-
-def environment(folder: Path) -> Path:
-    """A virtual environment with numpy; the stamp is written last, so one that is half made is made again."""
-    python, stamp = folder / "bin" / "python", folder / "requirements.sha256"
-    digest = hashlib.sha256(REQUIREMENTS.read_bytes()).hexdigest()
-    if stamp.exists() and stamp.read_text() == digest and answers(python):
-        return python
-    shutil.rmtree(folder, ignore_errors=True)
-    base = find_python()
-    run([base, "-m", "venv", str(folder)], f"making a virtual environment with {base}")
-    pip(python, "install", "--no-deps", "-r", str(REQUIREMENTS), what="installing the pinned packages")
-    stamp.write_text(digest)
-    return python
 
 
 def unpacked(python: Path, into: Path, engine: str, version: str) -> Path:

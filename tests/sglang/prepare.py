@@ -36,7 +36,7 @@ def main() -> int:
     with open(into / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         try:
-            python = environment(into / "venv")
+            python = environment(into / "venv", REQUIREMENTS)
             releases = {release: str(unpacked(python, into, release)) for release in options.releases}
         except Failed as failure:
             print(f"prepare.py: {failure}", file=sys.stderr)
@@ -45,16 +45,16 @@ def main() -> int:
     return 0
 
 
-def environment(folder: Path) -> Path:
-    """A virtual environment with the pinned packages; the stamp is written last, so one that is half made is made again."""
+def environment(folder: Path, requirements: Path) -> Path:
+    """A virtual environment with pinned packages; the stamp is written last, so one that is half made is made again."""
     python, stamp = folder / "bin" / "python", folder / "requirements.sha256"
-    digest = hashlib.sha256(REQUIREMENTS.read_bytes()).hexdigest()
+    digest = hashlib.sha256(requirements.read_bytes()).hexdigest()
     if stamp.exists() and stamp.read_text() == digest and answers(python):
         return python
     shutil.rmtree(folder, ignore_errors=True)
     base = find_python()
     run([base, "-m", "venv", str(folder)], f"making a virtual environment with {base}")
-    pip(python, "install", "--no-deps", "-r", str(REQUIREMENTS), what="installing the pinned packages")
+    pip(python, "install", "--no-deps", "-r", str(requirements), what="installing the pinned packages")
     stamp.write_text(digest)
     return python
 

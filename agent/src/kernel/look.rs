@@ -19,15 +19,6 @@ pub struct Look {
     links: Vec<Link>,
 }
 
-/// What a look saw.
-#[derive(Debug, Default)]
-pub struct Seen {
-    /// Polls, by handle or batch.
-    pub polls: Vec<(u64, Polls)>,
-    /// Completions since they were counted first.
-    pub completions: Vec<(CompletionKey, Completions)>,
-}
-
 impl Kernel {
     /// Attaches the probes of some sets. Fails when none could be, with what the table says.
     pub fn begin_look(
@@ -50,17 +41,21 @@ impl Kernel {
         Err(rows)
     }
 
-    /// Takes the probes off again and hands out what they counted.
-    pub fn end_look(&mut self, look: Look) -> Seen {
+    /// Takes the probes off again and hands out the polls that they counted, by handle or batch.
+    pub fn end_look(&mut self, look: Look) -> Vec<(u64, Polls)> {
         self.drop_links(look.key, look.links);
-        let Some(slot) = self.traced.get(&look.key).map(|traced| traced.slot) else { return Seen::default() };
-        let seen = Seen { polls: self.polls_of(slot), completions: self.completions_of(slot) };
-        for (object, _) in &seen.polls {
+        let Some(slot) = self.traced.get(&look.key).map(|traced| traced.slot) else { return Vec::new() };
+        let polls = self.polls_of(slot);
+        self.forget_polls(slot, &polls);
+        polls
+    }
+
+    fn forget_polls(&mut self, slot: u32, polls: &[(u64, Polls)]) {
+        for (object, _) in polls {
             let key = PollKey { slot: slot.into(), object: *object };
             // Gone already is as good.
             let _ = self.polls.remove(&zerocopy::transmute!(key));
         }
-        seen
     }
 
     /// The completions of a process that were counted so far.
@@ -70,9 +65,7 @@ impl Kernel {
 
     /// The slot's next process begins with nothing.
     pub(super) fn forget_looks(&mut self, slot: u32) {
-        for (object, _) in self.polls_of(slot) {
-            let _ = self.polls.remove(&zerocopy::transmute!(PollKey { slot: slot.into(), object }));
-        }
+        self.forget_polls(slot, &self.polls_of(slot));
         for (key, _) in self.completions_of(slot) {
             let _ = self.completions.remove(&zerocopy::transmute!(key));
         }

@@ -14,7 +14,7 @@ use crate::{
     kernel::plan::{ProbeReport, ProbeState, Surveyed, is_complete},
     request::{Watch, transfer::Observation},
     target::{
-        handle::Memory,
+        handle::EngineMemory,
         library::{self, LibraryRole},
         mapping::FileId,
     },
@@ -47,7 +47,7 @@ pub(super) struct EngineState {
     pub(super) unreachable: Vec<String>,
     /// Where NIXL's handles have their status.
     status_offset: Option<u32>,
-    memory: Result<Memory, String>,
+    memory: Result<EngineMemory, String>,
     /// Completions of it that were counted already.
     pub(super) completions: HashMap<CompletionKey, u64>,
     /// When it was looked at last.
@@ -125,7 +125,7 @@ impl Pipeline {
     }
 
     fn attach_library(&mut self, key: ProcessKey, surveyed: Surveyed) {
-        let rows = self.kernel.attach_library(key, &surveyed, &self.config.probe_sets(), &self.returns);
+        let rows = self.kernel.attach_library(key, &surveyed, &self.config.probes.always(), &self.returns);
         let library = surveyed.library.name.as_str();
         for row in &rows {
             if let ProbeState::Refused { why } | ProbeState::EntryOnly { why } = &row.state {
@@ -143,7 +143,7 @@ impl Pipeline {
         let engine = &mut server.engine;
         engine.status_offset = surveyed.status_offset().or(engine.status_offset);
         if engine.memory.is_err() {
-            engine.memory = Memory::open(key.pid).map_err(|error| error.to_string());
+            engine.memory = EngineMemory::open(key.pid).map_err(|error| error.to_string());
         }
         engine.probes.extend(rows);
         engine.libraries.push(surveyed);
@@ -170,8 +170,9 @@ impl Pipeline {
         if seen.is_empty() {
             return;
         }
-        // Whatever happened to these handles until they were read is in the ring: it has to be known first.
+        // Whatever happened to these handles until they were read is in the ring, or was lost: it has to be known first.
         self.drain();
+        self.account(now);
         for (key, observation) in seen {
             self.core.tracker.observed(key, observation, now);
         }

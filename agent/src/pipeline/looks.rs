@@ -70,10 +70,10 @@ impl Pipeline {
     /// Ends the look that is under way.
     pub(super) fn end_look(&mut self) {
         let Some(Looking { key, look, began, .. }) = self.looking.take() else { return };
-        let seen = self.kernel.end_look(look);
+        let polls = self.kernel.end_look(look);
         // What ended meanwhile is in the ring: it is not to be called asked for.
         self.drain();
-        let polls: HashMap<u64, u64> = seen.polls.iter().map(|(object, polls)| (*object, polls.count)).collect();
+        let polls: HashMap<u64, u64> = polls.into_iter().map(|(object, polls)| (object, polls.count)).collect();
         self.core.tracker.looked(key, &polls, began, Monotonic::now());
     }
 }

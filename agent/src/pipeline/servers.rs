@@ -220,6 +220,7 @@ impl Pipeline {
             (details_lost, "fault", counters.detail_fault.saturating_sub(before.detail_fault)),
             (details_lost, "truncated", counters.detail_truncated.saturating_sub(before.detail_truncated)),
             (calls_lost, "map_full", full),
+            (calls_lost, "look_map_full", counters.look_full.saturating_sub(before.look_full)),
             (calls_lost, "entry_not_seen", counters.returns_unmatched.saturating_sub(before.returns_unmatched)),
         ] {
             family.get_or_create(&reason(name)).inc_by(count);

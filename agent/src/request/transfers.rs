@@ -248,7 +248,8 @@ impl Transfers {
     }
 
     /// The transfers of which the server's memory should be read: those that have been under way for some time, and
-    /// batches that were given up, which Mooncake does not free. The oldest first, at most `most`.
+    /// batches that were given up, which Mooncake does not free. The oldest first, at
+    /// most `most`.
     pub fn to_observe(&self, posted_before: Monotonic, most: usize) -> Vec<(Handle, u64)> {
         let in_flight =
             self.live.values().filter(|it| it.state == TransferState::InFlight && it.since <= posted_before);
@@ -257,6 +258,11 @@ impl Transfers {
         due.sort_unstable_by_key(|(_, generation)| *generation);
         due.truncate(most);
         due
+    }
+
+    /// When a transfer was posted last, while its handle is its own.
+    pub(super) fn posted_at(&self, handle: Handle, generation: u64) -> Option<Monotonic> {
+        self.live.get(&handle).filter(|transfer| transfer.generation == generation).map(|transfer| transfer.since)
     }
 
     /// Takes over what was read of a transfer in the server's memory, unless the handle is another one's by now.

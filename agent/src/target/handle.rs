@@ -19,7 +19,7 @@ const FAILED: i32 = 6;
 /// The memory of one process, as it was when it was opened: another process of the same number, or another program in
 /// it, is not read.
 #[derive(Debug)]
-pub struct Memory(File);
+pub struct EngineMemory(File);
 
 /// Where a batch stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,7 +30,7 @@ pub struct Batch {
     pub moved: u64,
 }
 
-impl Memory {
+impl EngineMemory {
     /// Opens the memory of a process: needs ptrace permission.
     pub fn open(pid: u32) -> io::Result<Self> {
         File::open(format!("/proc/{pid}/mem")).map(Self)
@@ -94,8 +94,8 @@ mod tests {
 
     use super::*;
 
-    fn own() -> Memory {
-        Memory::open(std::process::id()).unwrap()
+    fn own() -> EngineMemory {
+        EngineMemory::open(std::process::id()).unwrap()
     }
 
     /// A batch in this test's memory: its header, and tasks of 96 bytes.

@@ -132,3 +132,12 @@ pub fn on_each(releases: &[&'static str], test: impl Fn(&'static str) + Sync) {
         assert!(failed.is_empty(), "failed on {}", failed.join(", "));
     });
 }
+
+/// Whether Mooncake's engine loads: it wants libraries of the system.
+pub fn mooncake() -> Result<(), String> {
+    let python = &sglang().map_err(|why| why.clone())?.python;
+    let done = Command::new(python).args(["-c", "import mooncake.engine"]).output();
+    let done = done.map_err(|error| error.to_string())?;
+    let log = String::from_utf8_lossy(&done.stderr).into_owned();
+    if done.status.success() { Ok(()) } else { Err(log.lines().last().unwrap_or_default().to_owned()) }
+}

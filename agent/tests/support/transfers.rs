@@ -21,7 +21,7 @@ use dislodge::{
         transfers::Transfers,
     },
     target::{
-        handle::Memory,
+        handle::EngineMemory,
         library::{self, LibraryRole, MappedLibrary},
     },
 };
@@ -111,7 +111,7 @@ impl Watcher {
     /// Reads where transfers stand in the processes' memory, as the agent does for those that have been under way for some
     /// time.
     pub fn observe(&mut self, key: ProcessKey) -> &mut Self {
-        let Ok(memory) = Memory::open(key.pid) else { return self };
+        let Ok(memory) = EngineMemory::open(key.pid) else { return self };
         let read = |handle: Handle| match handle.engine {
             Engine::Nixl => self
                 .offsets

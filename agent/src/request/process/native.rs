@@ -73,10 +73,64 @@ impl Process {
         }
     }
 
-    /// What was read of a transfer in the server's memory.
+    /// What was read of a transfer in the server's memory. Of a handle that was posted before events were lost, the
+    /// release may be among those: what was read may be somebody else's memory by now.
     pub(in crate::request) fn observed(&mut self, seen: Observation, at: Monotonic) {
+        let Watch::Since { at: watched_since, .. } = self.state.native.watch else { return };
+        let posted_at = self.transfers.posted_at(seen.handle, seen.generation);
+        if posted_at.is_some_and(|posted_at| posted_at < watched_since) {
+            return;
+        }
         let rooms = &self.rooms;
         let has_senders = |room: Room| rooms.get(&room).is_some_and(|state| !state.senders.is_empty());
         self.transfers.observed(seen, at, has_senders);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        event::{
+            Body, Event, ProcessKey,
+            native::{Handle, TransferStatus},
+        },
+        request::tracker::{Limits, Tracker},
+    };
+
+    const PROCESS: ProcessKey = ProcessKey { pid: 7, start: 1 };
+    const HANDLE: Handle = Handle { engine: Engine::Nixl, number: 0x77 };
+
+    /// A server whose transfers are watched since 1, and a transfer of it that was posted at 5.
+    fn posted() -> Tracker {
+        let mut tracker = Tracker::new(Limits { requests: 10, transfers: 10 });
+        tracker.attach(PROCESS, 0);
+        tracker.watch(PROCESS, Some(Engine::Nixl), Monotonic(1));
+        let posting = NativeEvent::Posting { handle: HANDLE, operation: None, first_length: None, lists: [0; 2] };
+        let body = Body::Native(Box::new(posting));
+        let event = Event { pid: 7, tid: 7, at: Monotonic(5), sequence: 1, detail_lost: false, body };
+        tracker.apply(&event, &mut Vec::new());
+        tracker
+    }
+
+    fn is_under_way_after_a_reading(tracker: &mut Tracker) -> bool {
+        let seen = Observation { handle: HANDLE, generation: 1, status: TransferStatus::Done, moved: None };
+        tracker.observed(PROCESS, seen, Monotonic(9));
+        tracker.transfers(PROCESS).unwrap().not_joined().under_way().is_some()
+    }
+
+    #[test]
+    fn a_reading_ends_a_transfer_that_was_watched_all_the_time() {
+        assert!(!is_under_way_after_a_reading(&mut posted()));
+    }
+
+    #[test]
+    fn a_reading_proves_nothing_once_events_were_lost_or_not_all_are_seen() {
+        let mut lost = posted();
+        lost.native_lost(PROCESS, Monotonic(6));
+        assert!(is_under_way_after_a_reading(&mut lost), "its release may be among what was lost");
+        let mut unwatched = posted();
+        unwatched.watch(PROCESS, None, Monotonic(6));
+        assert!(is_under_way_after_a_reading(&mut unwatched), "nobody sees releases");
     }
 }

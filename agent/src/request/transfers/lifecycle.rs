@@ -39,23 +39,19 @@ impl Transfers {
         if !self.make_room() {
             return false;
         }
-        self.generation += 1;
         let joined = join(notification, self.room_of_worker(tid));
-        let transfer = Transfer {
-            handle,
-            generation: self.generation,
-            operation: made.operation,
-            parts: made.parts,
-            size: made.size,
-            joined,
-            tid,
-            since: at,
-            state: TransferState::Made,
-            moved: 0,
-        };
-        self.live.insert(handle, transfer);
+        self.keep(handle, made, joined, at, tid);
         self.put_aside(handle, self.generation);
         true
+    }
+
+    /// Keeps a transfer that is not posted yet, under the next generation.
+    fn keep(&mut self, handle: Handle, made: Made, joined: Joined, at: Monotonic, tid: u32) {
+        self.generation += 1;
+        let Made { operation, parts, size } = made;
+        let (generation, state) = (self.generation, TransferState::Made);
+        let transfer = Transfer { handle, generation, operation, parts, size, joined, tid, since: at, state, moved: 0 };
+        self.live.insert(handle, transfer);
     }
 
     pub(super) fn posting(
@@ -71,21 +67,8 @@ impl Transfers {
             if !self.make_room() {
                 return false;
             }
-            self.generation += 1;
             let joined = working_on.map_or(Joined::Not(NotJoined::NotSeen), Joined::ByThread);
-            let transfer = Transfer {
-                handle,
-                generation: self.generation,
-                operation,
-                parts: 0,
-                size: None,
-                joined,
-                tid,
-                since: at,
-                state: TransferState::Made,
-                moved: 0,
-            };
-            self.live.insert(handle, transfer);
+            self.keep(handle, Made { operation, parts: 0, size: None }, joined, at, tid);
         }
         let Some(transfer) = self.live.get_mut(&handle) else { return false };
         match transfer.state {

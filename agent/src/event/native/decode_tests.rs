@@ -1,6 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::event::native::{NIXL_REMOTE_DISCONNECT, failure_name};
 
 fn native(object: u64, value: i64, size: u64) -> Native {
     Native { object, value: value as u64, size }
