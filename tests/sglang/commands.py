@@ -21,7 +21,7 @@ class Commands:
         self.peers = {}  # rid -> the decode process that receives it
         self.rooms = {}  # rid -> room
         self.first = None  # rid of the last dup_inflight's first request
-        self.later = None  # its second request, when that is prefilled after the first one's end
+        self.later = None  # a request that was bootstrapped with it and is prefilled after it
         self.next_room = int(time.time()) * 1000
 
     def advance(self):
@@ -51,8 +51,8 @@ class Commands:
 
     # The steps that the commands share.
 
-    def admit(self, room=None, pages=PAGES, peer=None, fake=False):
-        """A new request in the bootstrap queue; its decode is told to expect it unless `peer` is False."""
+    def admit(self, room=None, pages=PAGES, peer=None, fake=False, told=()):
+        """A new request in the bootstrap queue; its decode is told to expect it, and how, unless `peer` is False."""
         if room is None:
             self.next_room += 1
             room = self.next_room
@@ -60,7 +60,7 @@ class Commands:
         self.rooms[req.rid] = room
         if peer is not False and not fake:
             self.peers[req.rid] = peer or self.decode
-            self.peers[req.rid].expect(room, pages)
+            self.peers[req.rid].expect(room, pages, *told)
         return req
 
     def bootstrapped(self, *reqs):
@@ -148,11 +148,39 @@ class Commands:
             self.later = None
         return {"first": self.first, "reason": self.scheduler.finished[self.first]["type"]}
 
-    def do_park(self, count="1"):
-        reqs = yield from self.admitted(int(count))
+    def do_park(self, count="1", size="small"):
+        reqs = yield from self.admitted(int(count), self.memory.slot_pages if size == "large" else PAGES)
         for req in reqs:
             self.scheduler.park(req)
         return {"rids": [req.rid for req in reqs]}
+
+    def do_unpark(self, rid):
+        req = next(req for req in self.scheduler.disagg_prefill_inflight_queue if req.rid == rid)
+        self.decode.stop()
+        self.memory.written_from.add(rid)
+        self.scheduler.send_last_chunk(req, req.pages())
+        yield from self.in_flight(req)
+        return {"decode": self.decode.pid}
+
+    def do_broken(self, how):
+        """The decode named an aux record that it has never registered: the worker posts the pages' transfer, cannot make the
+        record's, and gives the chunk up."""
+        first = self.admit(pages=self.memory.slot_pages, told=["wrong_aux"])
+        other = self.admit(first.bootstrap_room, peer=False) if how == "shared" else self.admit(peer=self.second_decode)
+        yield from self.bootstrapped(first, other)
+        if how == "paused":
+            self.scheduler.pause_generation(SimpleNamespace(mode="in_place"))
+        self.decode.stop()
+        self.send_to_stopped(first)
+        self.first, self.later = first.rid, other
+        if how != "paused":
+            yield from self.ended(first.rid)
+        return {"first": first.rid, "other": other.rid, "room": str(first.bootstrap_room)}
+
+    def do_next(self):
+        later, self.later = self.later, None
+        self.scheduler.prefill(later)
+        return {"rid": later.rid}
 
     def do_stop(self, count="1"):
         reqs = yield from self.admitted(int(count), self.memory.slot_pages)
@@ -163,8 +191,8 @@ class Commands:
             yield from self.in_flight(reqs[0])
         return {"decode": self.decode.pid, "rids": [req.rid for req in reqs]}
 
-    def do_blocked(self, count="1"):
-        """Victims behind a culprit in the same transfer queue."""
+    def do_blocked(self, count="1", beside="nobody"):
+        """Victims behind a culprit in the same transfer queue; another room, sent before, is stuck in the next queue."""
         queues = len(backends.transfer_queues(self.manager()))
         if not queues:
             raise RuntimeError("this release has no transfer queues")
@@ -173,15 +201,18 @@ class Commands:
         peer = self.second_decode if queues == 1 else self.decode
         base = self.next_room + queues - self.next_room % queues
         culprit = self.admit(base, self.memory.slot_pages)
+        others = [self.admit(base + 1, self.memory.slot_pages)] if beside == "beside" else []
         victims = [self.admit(base + (n + 1) * queues, peer=peer) for n in range(int(count))]
         self.next_room = base + (len(victims) + 1) * queues
-        yield from self.bootstrapped(culprit, *victims)
+        yield from self.bootstrapped(culprit, *others, *victims)
         self.decode.stop()
-        self.send_to_stopped(culprit)
-        yield from self.in_flight(culprit)
+        for req in (*others, culprit):
+            self.send_to_stopped(req)
+            yield from self.in_flight(req)
         for victim in victims:
             self.scheduler.prefill(victim)
-        return {"culprit": culprit.rid, "victims": [victim.rid for victim in victims], "queues": queues}
+        return {"culprit": culprit.rid, "room": str(culprit.bootstrap_room), "others": [other.rid for other in others],
+                "victims": [victim.rid for victim in victims], "queues": queues}
 
     def do_orphan(self):
         return {"rid": self.admit(peer=False).rid}

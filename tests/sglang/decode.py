@@ -2,9 +2,10 @@
 
     decode.py RELEASE_DIR BOOTSTRAP_PORT BACKEND
 
-Takes lines `ROOM PAGES`; answers `{"room": …, "state": "Success" | "Failed", "data": true | false}`. `abort ROOM` gives a
-room up, as a client that went away does; `look ROOM` answers `{"room": …, "pages": {byte: pages that hold it}}`. It is titled
-as a decode server's scheduler is, loads plugins as one does, and never runs the prefill's pass.
+Takes lines `ROOM PAGES`; answers `{"room": …, "state": "Success" | "Failed", "data": true | false}`. With a third word,
+`wrong_aux`, it names an aux record that it has never registered, so that the prefill cannot send that one. `abort ROOM` gives
+a room up, as a client that went away does; `look ROOM` answers `{"room": …, "pages": {byte: pages that hold it}}`. It is
+titled as a decode server's scheduler is, loads plugins as one does, and never runs the prefill's pass.
 """
 
 import ctypes
@@ -25,6 +26,7 @@ import release
 from memory import SLOTS, Memory, pattern
 
 PR_SET_PDEATHSIG = 1
+NOT_REGISTERED = 1 << 20  # index of an aux record beyond those that there are
 
 
 class Decode:
@@ -46,12 +48,13 @@ class Decode:
         self.waiting = []
         self.places = {}  # room -> slot, pages
 
-    def receive(self, room: int, pages: int):
+    def receive(self, room: int, pages: int, aux: int | None = None):
         slot = self.free.pop(0)
         self.memory.fill(slot, pages, 0)
         receiver = self.receiver_class(mgr=self.manager, bootstrap_addr=self.address, bootstrap_room=room)
         receiver.init(0)
-        receiver.send_metadata(self.memory.pages(slot, pages), aux_index=slot, state_indices=self.state_indices)
+        receiver.send_metadata(self.memory.pages(slot, pages), aux_index=slot if aux is None else aux,
+                               state_indices=self.state_indices)
         self.waiting.append((room, receiver, slot, pages))
         self.places[room] = slot, pages
 
@@ -80,7 +83,8 @@ class Decode:
             room = int(arguments[0])
             self.answer({"room": room, "pages": self.memory.census(*self.places[room])})
         else:
-            self.receive(int(name), *map(int, arguments))
+            pages, *wrong_aux = arguments
+            self.receive(int(name), int(pages), NOT_REGISTERED if wrong_aux else None)
 
     def run(self):
         for _ in release.until(lambda: self.manager.try_ensure_parallel_info(self.address), "the prefill server"):

@@ -17,13 +17,13 @@ class DecodePeer:
         self.command = [sys.executable, str(program), str(folder), str(bootstrap_port), backend]
         self.process, self.stopped, self.results, self.looks = None, False, {}, {}
 
-    def expect(self, room: int, pages: int):
+    def expect(self, room: int, pages: int, *words: str):
         """Called on the scheduler's thread: the child dies with the thread that started it."""
         if self.process is None or self.process.poll() is not None:
             self.process = subprocess.Popen(self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
                                             env=os.environ | {"SERVER_PID": str(os.getpid())})
             threading.Thread(target=self._read, args=(self.process.stdout,), daemon=True).start()
-        self.tell(f"{room} {pages}")
+        self.tell(" ".join([str(room), str(pages), *words]))
 
     def tell(self, line: str):
         self.process.stdin.write(line + "\n")

@@ -178,11 +178,14 @@ class Scheduler(SchedulerDisaggregationPrefillMixin):
     def prefill(self, req, last_chunk_pages=None):
         """As process_batch_result_disagg_prefill: into the queue first, then the last chunk is sent. Says whether it was."""
         self.enter_inflight_queue(req)
-        pages = req.pages() if last_chunk_pages is None else last_chunk_pages
+        sent = self.send_last_chunk(req, req.pages() if last_chunk_pages is None else last_chunk_pages)
+        req.time_stats.set_prefill_transfer_queue_entry_time()
+        return sent
+
+    def send_last_chunk(self, req, pages):
         sent = should_send(req.disagg_kv_sender, pages)
         if sent:
             req.disagg_kv_sender.send(self.memory.pages(req.metadata_buffer_index, pages), self.state_indices)
-        req.time_stats.set_prefill_transfer_queue_entry_time()
         return sent
 
     def park(self, req):

@@ -20,9 +20,15 @@ to nothing, like the first.
     dup_inflight ROOM    two requests share a room; the first's write is unfinished when the second enters the queue and
          [unsent|later]  is sent; or only enters it; or stays bootstrapped until end_first, which pins it as dup does
     end_first            continue the decode, wait for the end of dup_inflight's first request
-    park [N]             requests in the inflight queue for which nothing is ever sent
+    park [N [large]]     requests in the inflight queue for which nothing is sent
+    unpark RID           a parked request's pages are sent after all, to a decode that is stopped (SIGSTOP) by then
     stop [N]             N large requests are bootstrapped, the decode is stopped (SIGSTOP), then they are sent
-    blocked [N]          as stop 1, and N more requests whose chunks wait in the same transfer queue
+    blocked [N [beside]] as stop 1, and N more requests whose chunks wait in the same transfer queue; beside: another one is
+                         stuck before, in another queue (where the room chooses it: until 0.5.16)
+    broken HOW           a worker gives a chunk up after it has posted the pages' transfer, which a stopped decode holds up.
+           paused        generation is paused before, so that nobody polls; another request, whose decode lives, is bootstrapped
+           shared        two requests share the room, and the first one's end is waited for
+    next                 the other request of broken is sent
     orphan               a request in the bootstrap queue whose decode never comes
     warmup               a request with a FakeKVSender, as warm-up and health checks make
     warmup_pinned        the same with an empty last chunk: pinned until 0.5.20
