@@ -44,6 +44,8 @@ pub struct Request {
     pub phase: Option<Phase>,
     /// Since when.
     pub phase_since: Monotonic,
+    /// Passes that the scheduler had made by then, as far as the agent saw.
+    pub phase_passes: u64,
     /// When the request entered the inflight queue; nothing while it is not there.
     pub entered: Option<Monotonic>,
     /// Chunks given to `send()`.
@@ -99,6 +101,7 @@ impl Request {
             created: at,
             phase: None,
             phase_since: at,
+            phase_passes: 0,
             entered: None,
             sent_chunks: 0,
             sent_pages: 0,
@@ -132,6 +135,10 @@ pub struct RoomState {
     pub senders: Vec<u64>,
     /// Its chunks, once the hook has said.
     pub chunks: Option<ChunkCounts>,
+    /// The transfer queue that its last chunk was put into, where the hook says.
+    pub queue: Option<u64>,
+    /// When the hook last said that no chunk of it was at work or abandoned: all that it had posted by then was over.
+    pub settled_at: Option<Monotonic>,
     /// When its counts were last above zero.
     pub busy_until: Option<Monotonic>,
     /// What `update_status` left behind last; nothing when the room was removed or never seen.

@@ -100,7 +100,7 @@ fn every_kind() -> Vec<(Kind, Value, Body)> {
     };
     let chunks = ChunkCounts { queued: 0xffff, working: 1, ..ChunkCounts::default() };
     let update = Body::Update { room: room(7), requested: Some(Phase::Failed), before: None, after: None };
-    let chunk = |step| Body::Chunk { room: room(7), step, counts: chunks };
+    let chunk = |step| Body::Chunk { room: room(7), step, counts: chunks, queue: Some(3) };
     vec![
         (Kind::Hello, detail(Kind::Hello, 0, 5, 0, r#"{"hook":"0.1.0","epoch":5,"tp":1}"#), Body::Hello(hello.into())),
         (Kind::StateBegin, mark(Kind::StateBegin, 0, far, 0), Body::StateBegin { epoch: far }),
@@ -150,9 +150,9 @@ fn every_kind() -> Vec<(Kind, Value, Body)> {
             Body::Leave { room: room(7), sender: 9, reason: LeaveReason::Failed },
         ),
         (Kind::PeerAbort, mark(Kind::PeerAbort, 7, 0, 0), Body::PeerAbort { room: room(7), room_present: false }),
-        (Kind::ChunkQueued, mark(Kind::ChunkQueued, 7, 0x1_ffff, 0), chunk(ChunkStep::Queued)),
-        (Kind::WorkBegin, mark(Kind::WorkBegin, 7, 0x1_ffff, 0), chunk(ChunkStep::Begun)),
-        (Kind::WorkEnd, mark(Kind::WorkEnd, 7, 0x1_ffff, 0), chunk(ChunkStep::Ended)),
+        (Kind::ChunkQueued, mark(Kind::ChunkQueued, 7, 0x1_ffff, 3), chunk(ChunkStep::Queued)),
+        (Kind::WorkBegin, mark(Kind::WorkBegin, 7, 0x1_ffff, 3), chunk(ChunkStep::Begun)),
+        (Kind::WorkEnd, mark(Kind::WorkEnd, 7, 0x1_ffff, 3), chunk(ChunkStep::Ended)),
         (Kind::Pass, mark(Kind::Pass, 0, 5 << 32 | 64, 0), Body::Pass { queue_length: 64, passes: 5 }),
         (Kind::Paused, mark(Kind::Paused, 0, 0, 0), Body::Paused),
         (Kind::Resumed, mark(Kind::Resumed, 0, 0, 0), Body::Resumed),

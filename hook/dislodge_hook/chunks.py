@@ -41,6 +41,9 @@ class Room:
 
 WATCHED = "watched"  # the state of a queue whose every chunk is counted
 STATE = "_dislodge"  # the queue's attribute; its class has None
+NUMBER = "_dislodge_number"  # the queue's attribute once it has a number
+
+_numbers = itertools.count(1)
 
 # Scheduler, transfer workers and bootstrap thread all come here. The marks are made inside, so that their order is that
 # of the counts. Re-entrant, because an allocation inside can run anybody's finaliser.
@@ -92,6 +95,15 @@ def _abandon(room):
                 _tidy(oldest)
 
 
+def _number(queue):
+    """The queue's number: marks carry it, so that a chunk that waits can be told from one that waits elsewhere."""
+    number = getattr(queue, NUMBER, None)
+    if number is None:
+        number = next(_numbers)
+        setattr(queue, NUMBER, number)
+    return number
+
+
 def queue_made(queue):
     """`FastQueue.__init__` was called under our eyes: every chunk of this queue will be counted."""
     setattr(queue, STATE, WATCHED)
@@ -105,7 +117,7 @@ def before_put(queue, item):
     with _lock:
         chunks = _room(room)
         chunks.queued += 1
-        marks.mark(marks.CHUNK_QUEUED, room, chunks.packed(), 0)
+        marks.mark(marks.CHUNK_QUEUED, room, chunks.packed(), _number(queue))
     return queue, room
 
 
@@ -123,7 +135,7 @@ def after_put(note, _result):
 def before_get(queue):
     """The worker is back: its chunk has ended."""
     with _lock:
-        _end_work()
+        _end_work(queue)
         if getattr(queue, STATE) is not WATCHED:
             for room in _late(queue).back(len(queue._buf)):
                 _room(room).queued = max(0, _room(room).queued - 1)
@@ -148,10 +160,10 @@ def after_get(queue, item):
         chunks.working += 1
         _work.chunk = Work(room)
         _in_work.add(_work.chunk)
-        marks.mark(marks.WORK_BEGIN, room, chunks.packed(), 0)
+        marks.mark(marks.WORK_BEGIN, room, chunks.packed(), _number(queue))
 
 
-def _end_work():
+def _end_work(queue):
     work = getattr(_work, "chunk", None)
     if work is None:
         return
@@ -161,7 +173,7 @@ def _end_work():
     chunks.working = max(0, chunks.working - 1)
     if work.posted and (work.failed or not _settles or _exception(room) != work.exception):
         _abandon(room)
-    marks.mark(marks.WORK_END, room, chunks.packed(), 0)
+    marks.mark(marks.WORK_END, room, chunks.packed(), _number(queue))
     _tidy(room)
 
 

@@ -165,15 +165,20 @@ class Commands:
     def do_broken(self, how):
         """The decode named an aux record that it has never registered: the worker posts the pages' transfer, cannot make the
         record's, and gives the chunk up."""
+        if how not in ("alone", "paused", "shared"):
+            raise ValueError(how)
         first = self.admit(pages=self.memory.slot_pages, told=["wrong_aux"])
         other = self.admit(first.bootstrap_room, peer=False) if how == "shared" else self.admit(peer=self.second_decode)
         yield from self.bootstrapped(first, other)
-        if how == "paused":
-            self.scheduler.pause_generation(SimpleNamespace(mode="in_place"))
         self.decode.stop()
         self.send_to_stopped(first)
         self.first, self.later = first.rid, other
-        if how != "paused":
+        if how == "paused":
+            yield  # one pass sees the request in the queue
+            self.scheduler.pause_generation(SimpleNamespace(mode="in_place"))
+            if first.rid in self.scheduler.finished:
+                raise RuntimeError("this release's worker gives a chunk up too soon for that")
+        else:
             yield from self.ended(first.rid)
         return {"first": first.rid, "other": other.rid, "room": str(first.bootstrap_room)}
 

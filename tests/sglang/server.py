@@ -25,9 +25,11 @@ to nothing, like the first.
     stop [N]             N large requests are bootstrapped, the decode is stopped (SIGSTOP), then they are sent
     blocked [N [beside]] as stop 1, and N more requests whose chunks wait in the same transfer queue; beside: another one is
                          stuck before, in another queue (where the room chooses it: until 0.5.16)
-    broken HOW           a worker gives a chunk up after it has posted the pages' transfer, which a stopped decode holds up.
-           paused        generation is paused before, so that nobody polls; another request, whose decode lives, is bootstrapped
-           shared        two requests share the room, and the first one's end is waited for
+    broken HOW           a worker gives a chunk up after it has posted the pages' transfer, which a stopped decode holds up;
+                         another request is bootstrapped, whose decode lives
+           alone         the request's end is waited for
+           paused        generation is paused meanwhile, so that nobody polls Failed (from 0.5.20 on: the worker takes five seconds)
+           shared        the other request shares the room, and the first one's end is waited for
     next                 the other request of broken is sent
     orphan               a request in the bootstrap queue whose decode never comes
     warmup               a request with a FakeKVSender, as warm-up and health checks make

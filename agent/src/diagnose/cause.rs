@@ -39,9 +39,10 @@ pub enum Cause {
     TransferStalled,
     /// Transfers of the room are under way, and others of it ended meanwhile.
     Slow,
-    /// A transfer worker holds another room's chunk and does not get on; this room's chunks wait behind it.
+    /// A transfer worker holds another room's chunk of which nothing has moved for some time; this room's chunks wait behind
+    /// it.
     WorkerBlocked,
-    /// This room's chunks wait for workers that do get on.
+    /// This room's chunks wait for a worker that has not held another room's for long, or does get on with it.
     CapacityStall,
     /// Every transfer is done, and `poll()` does not say so.
     CompletionLost,
@@ -149,8 +150,10 @@ fn cause_by_transfers(tracked: &Tracked<'_>, now: Monotonic) -> Option<Cause> {
         }
     }
     if room.chunks.is_some_and(|counts| counts.queued > 0 && counts.working == 0) {
-        let (work, _) = longest_work_of_others(transfers, request.room)?;
-        let blocked = now.since(work.since) >= MOVES_WITHIN;
+        let mut ahead = work_ahead(transfers, request.room, room.queue).peekable();
+        ahead.peek()?;
+        // Which of several it waits for is not known: it is blocked for certain when all are.
+        let blocked = ahead.all(|work| now.since(last_moved(transfers, work)) >= MOVES_WITHIN);
         return Some(if blocked { Cause::WorkerBlocked } else { Cause::CapacityStall });
     }
     None
@@ -181,8 +184,15 @@ fn has_timed_out(native: &NativeState, since: Monotonic, failed: Monotonic) -> b
     endpoint.is_some_and(|failure| failure.status == UCS_ERR_ENDPOINT_TIMEOUT)
 }
 
-/// What a worker has been doing longest for a room other than this one, and how many such rooms there are.
-pub(super) fn longest_work_of_others(transfers: &Transfers, room: Room) -> Option<(Work, usize)> {
-    let others = transfers.workers().values().filter(|work| work.room != room);
-    others.clone().min_by_key(|work| work.since).map(|work| (*work, others.count()))
+/// What the worker does that a room's chunks wait for, which are in `queue`: each transfer queue has one worker. Where the hook
+/// does not say which queue, any other worker may be it.
+pub(super) fn work_ahead(transfers: &Transfers, room: Room, queue: Option<u64>) -> impl Iterator<Item = Work> {
+    let may_be_its = move |work: &&Work| work.queue.is_none() || queue.is_none() || work.queue == queue;
+    transfers.workers().values().filter(move |work| work.room != room).filter(may_be_its).copied()
+}
+
+/// When a worker was last seen to get on with its chunk.
+fn last_moved(transfers: &Transfers, work: Work) -> Monotonic {
+    let moved = transfers.of_room(work.room).and_then(SubjectTransfers::last_moved);
+    moved.map_or(work.since, |moved| moved.max(work.since))
 }

@@ -5,7 +5,7 @@ use std::fmt;
 use serde::Serialize;
 
 use super::{
-    cause::{MOVES_WITHIN, longest_work_of_others},
+    cause::{MOVES_WITHIN, work_ahead},
     quiescence::SETTLES_WITHIN,
 };
 use crate::{
@@ -75,6 +75,7 @@ pub enum Fact {
     EndpointGivenUp { status: i8 },
     WorkCompletionError { status: u32 },
     WorkersHold { room: Room, rooms: usize },
+    ChunkLeft,
     StatusAskedFor { polls: u64 },
     NobodyAsksForStatus,
     SourcesDisagree { hook_counts: u32, transfers: usize },
@@ -84,7 +85,7 @@ impl fmt::Display for Fact {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::PollUnchanged { phase: Some(phase), passes } => {
-                write!(f, "poll() returns {phase} ever since; {passes} passes seen")
+                write!(f, "poll() returns {phase} ever since, in {passes} passes that were seen")
             }
             Self::PollUnchanged { phase: None, .. } => f.write_str("was never polled"),
             Self::EnteredQueue => f.write_str("entered the inflight queue"),
@@ -119,8 +120,14 @@ impl fmt::Display for Fact {
                 write!(f, "a work completion of the server failed: {} ({status})", wc_status_name(*status))
             }
             Self::WorkersHold { room, rooms } => {
-                write!(f, "a transfer worker holds a chunk of room {room} since ({rooms} rooms are held)")
+                if *rooms == 1 {
+                    return write!(f, "the transfer worker that it waits for holds a chunk of room {room} since");
+                }
+                write!(f, "it waits for one of {rooms} transfer workers; one holds a chunk of room {room} since")
             }
+            Self::ChunkLeft => f.write_str(
+                "a worker has left a chunk of the room, which does not prove that what it had posted is over",
+            ),
             Self::StatusAskedFor { polls } => {
                 write!(f, "looked at: the server asked the engine {polls} times, and the transfer is still in progress")
             }
@@ -142,7 +149,8 @@ pub(super) fn evidence(tracked: &Tracked<'_>, now: Monotonic) -> Vec<Evidence> {
     if let Some(entered) = request.entered {
         seen(entered, Fact::EnteredQueue);
     }
-    seen(request.phase_since, Fact::PollUnchanged { phase: request.phase, passes: server.passes });
+    let passes = server.passes.saturating_sub(request.phase_passes);
+    seen(request.phase_since, Fact::PollUnchanged { phase: request.phase, passes });
     if let Some(other) = request.shared_with {
         seen(request.created, Fact::RoomShared { room: request.room, other });
     }
@@ -211,10 +219,15 @@ fn of_transfers(tracked: &Tracked<'_>, now: Monotonic, evidence: &mut Vec<Eviden
     if let Some((at, status)) = server.native.completion_error.filter(|(at, _)| *at >= request.created) {
         seen(Source::Completions, at, Fact::WorkCompletionError { status });
     }
-    if room.chunks.is_some_and(|counts| counts.queued > 0)
-        && let Some((work, rooms)) = longest_work_of_others(transfers, request.room)
+    let Some(counts) = room.chunks else { return };
+    if counts.abandoned {
+        seen(Source::Calls, room.busy_until.unwrap_or(now), Fact::ChunkLeft);
+    }
+    if counts.queued > 0
+        && let Some(longest) = work_ahead(transfers, request.room, room.queue).min_by_key(|work| work.since)
     {
-        seen(Source::Calls, work.since, Fact::WorkersHold { room: work.room, rooms });
+        let rooms = work_ahead(transfers, request.room, room.queue).count();
+        seen(Source::Calls, longest.since, Fact::WorkersHold { room: longest.room, rooms });
     }
 }
 

@@ -76,6 +76,11 @@ pub fn decode(bytes: &[u8]) -> Result<Event, DecodeError> {
     })
 }
 
+fn chunk(room: Room, step: ChunkStep, mark: &Mark) -> Body {
+    let queue = (mark.sender != 0).then_some(mark.sender);
+    Body::Chunk { room, step, counts: ChunkCounts::unpack(mark.value), queue }
+}
+
 fn body(kind: Kind, header: &Header, mark: &Mark, detail: &[u8], detail_lost: bool) -> Result<Body, DecodeError> {
     let room = if header.flags & flag::ROOM_OUT_OF_RANGE == 0 { Room::Number(mark.room) } else { Room::OutOfRange };
     let &Mark { value, sender, .. } = mark;
@@ -102,9 +107,9 @@ fn body(kind: Kind, header: &Header, mark: &Mark, detail: &[u8], detail_lost: bo
         Kind::Enter => Body::Enter { room, sender, rid: rid(detail, detail_lost)?, queue_length: value },
         Kind::Leave => Body::Leave { room, sender, reason: leave_reason(value)? },
         Kind::PeerAbort => Body::PeerAbort { room, room_present: value != 0 },
-        Kind::ChunkQueued => Body::Chunk { room, step: ChunkStep::Queued, counts: ChunkCounts::unpack(value) },
-        Kind::WorkBegin => Body::Chunk { room, step: ChunkStep::Begun, counts: ChunkCounts::unpack(value) },
-        Kind::WorkEnd => Body::Chunk { room, step: ChunkStep::Ended, counts: ChunkCounts::unpack(value) },
+        Kind::ChunkQueued => chunk(room, ChunkStep::Queued, mark),
+        Kind::WorkBegin => chunk(room, ChunkStep::Begun, mark),
+        Kind::WorkEnd => chunk(room, ChunkStep::Ended, mark),
         Kind::Pass => Body::Pass { queue_length: low, passes: high },
         Kind::Paused => Body::Paused,
         Kind::Resumed => Body::Resumed,

@@ -44,6 +44,7 @@ struct Progress {
     lists: [u64; 2],
     descriptors: u64,
     posted: u64,
+    returned: bool,
     under_way: u32,
     failure: Option<i8>,
 }
@@ -60,8 +61,15 @@ impl Flushes {
                 self.lists.insert(list, generation);
             }
         }
-        let progress = Progress { lists, descriptors, posted: 0, under_way: 0, failure: None };
+        let progress = Progress { lists, descriptors, posted: 0, returned: false, under_way: 0, failure: None };
         self.transfers.insert(generation, progress);
+    }
+
+    /// The call that posted a transfer has returned: by then all its ranges were posted (LAYOUTS.md), which may be fewer
+    /// descriptors than it was made of, since NIXL merges neighbours. Returns the transfer and its end, when it is over with that.
+    pub(super) fn returned(&mut self, generation: u64) -> Option<(u64, WireEnd)> {
+        self.transfers.get_mut(&generation)?.returned = true;
+        self.end(generation)
     }
 
     /// A range was posted. Returns the transfer and its end, when it is over with that.
@@ -136,7 +144,8 @@ impl Flushes {
 
     fn end(&mut self, generation: u64) -> Option<(u64, WireEnd)> {
         let progress = self.transfers.get(&generation)?;
-        if progress.posted < progress.descriptors || progress.under_way > 0 {
+        let all_posted = progress.posted >= progress.descriptors || (progress.returned && progress.posted > 0);
+        if !all_posted || progress.under_way > 0 {
             return None;
         }
         let end = progress.failure.map_or(WireEnd::Done, |status| WireEnd::Failed { status });
@@ -183,6 +192,20 @@ mod tests {
         assert_eq!(flushes.range_posted(LIST, flush(REQUEST), 476, at(4), took(1)), None);
         assert_eq!(flushes.flushed(COMPLETION, 0, at(5)), Some((7, WireEnd::Done)));
         assert_eq!(flushes.flushed(COMPLETION, 0, at(6)), None, "the request is another one's by now");
+    }
+
+    #[test]
+    fn of_a_transfer_whose_neighbours_were_merged_all_is_posted_when_the_call_has_returned() {
+        let mut flushes = posted(1024);
+        assert_eq!(flushes.range_posted(LIST, flush(REQUEST), 4, at(2), took(1)), None);
+        assert_eq!(flushes.returned(7), None, "the flush is under way");
+        assert_eq!(flushes.flushed(COMPLETION, 0, at(3)), Some((7, WireEnd::Done)));
+
+        let mut flushes = posted(1024);
+        assert_eq!(flushes.range_posted(LIST, flush(REQUEST), 4, at(2), took(1)), None);
+        assert_eq!(flushes.flushed(COMPLETION, 0, at(3)), None, "another range may follow");
+        assert_eq!(flushes.returned(7), Some((7, WireEnd::Done)));
+        assert_eq!(posted(1024).returned(7), None, "of this one no range was seen");
     }
 
     #[test]

@@ -115,9 +115,11 @@ impl Process {
                 }
             }
             Body::Phase { sender, old, new, .. } => {
+                let passes = self.state.passes;
                 if let (Some(request), Some(new)) = (self.request(*sender, applying), *new) {
                     request.phase = Some(new);
                     request.phase_since = at;
+                    request.phase_passes = passes;
                     self.changed(*sender, Step::Phase { old: *old, new }, applying);
                 }
             }
@@ -157,7 +159,7 @@ impl Process {
                 }
                 self.drop_idle_room(*room);
             }
-            Body::Chunk { room, step, counts } => self.chunk(*room, *step, *counts, applying),
+            Body::Chunk { room, step, counts, queue } => self.chunk(*room, *step, *counts, *queue, applying),
             Body::Pass { queue_length, passes } => self.pass(*queue_length, *passes, at),
             Body::Paused => self.state.paused = true,
             Body::Resumed => self.state.paused = false,
@@ -354,14 +356,27 @@ impl Process {
         }
     }
 
-    fn chunk(&mut self, room: Room, step: ChunkStep, counts: ChunkCounts, applying: &Applying<'_>) {
+    fn chunk(
+        &mut self,
+        room: Room,
+        step: ChunkStep,
+        counts: ChunkCounts,
+        queue: Option<u64>,
+        applying: &Applying<'_>,
+    ) {
         let state = self.room(room);
         state.chunks = Some(counts);
+        if counts.working == 0 && !counts.abandoned && !counts.attached_late {
+            state.settled_at = Some(applying.at);
+        }
+        if step == ChunkStep::Queued {
+            state.queue = queue;
+        }
         state.busy_until = Some(applying.at);
         match step {
             ChunkStep::Queued => {}
             ChunkStep::Begun => {
-                self.transfers.working_on(applying.tid, Some(Work { room, since: applying.at }));
+                self.transfers.working_on(applying.tid, Some(Work { room, since: applying.at, queue }));
             }
             ChunkStep::Ended => self.transfers.working_on(applying.tid, None),
         }

@@ -90,7 +90,7 @@ fn send(sender: u64) -> Body {
 }
 
 fn chunk(step: ChunkStep, queued: u16, working: u16) -> Body {
-    Body::Chunk { room: ROOM, step, counts: ChunkCounts { queued, working, ..ChunkCounts::default() } }
+    Body::Chunk { room: ROOM, step, counts: ChunkCounts { queued, working, ..ChunkCounts::default() }, queue: None }
 }
 
 fn clear(sender: u64) -> Body {
@@ -251,7 +251,7 @@ fn abandoned_handles_outlive_the_request_and_spoil_the_room_for_the_next_one() {
     let mut world = World::synchronised();
     let abandoned = ChunkCounts { abandoned: true, ..ChunkCounts::default() };
     world.see_all([open(1), send(1), enter(1)]);
-    world.see(Body::Chunk { room: ROOM, step: ChunkStep::Ended, counts: abandoned });
+    world.see(Body::Chunk { room: ROOM, step: ChunkStep::Ended, counts: abandoned, queue: None });
     let unknown = Quiescence::Unknown { why: NotKnown::AbandonedHandles };
     assert_eq!(world.diagnosis(1, 0).1, unknown);
     world.see_all([leave(1, LeaveReason::Failed), open(2), enter(2)]);

@@ -20,6 +20,9 @@ use crate::event::{
 };
 use lifecycle::Made;
 
+/// Threads of a process whose last post is remembered; when there are more, all are forgotten.
+const MAX_THREADS: usize = 4096;
+
 /// What was counted of a process's transfers.
 #[derive(Clone, Debug, Default)]
 pub struct Counted {
@@ -52,6 +55,8 @@ pub struct Work {
     pub room: Room,
     /// When.
     pub since: Monotonic,
+    /// From which transfer queue, where the hook says.
+    pub queue: Option<u64>,
 }
 
 /// The transfers of one process.
@@ -65,6 +70,8 @@ pub struct Transfers {
     flushes: Flushes,
     /// Handles of those transfers whose flushes are followed, by generation.
     flushed_handles: HashMap<u64, Handle>,
+    /// What each thread posted last, as long as that call is not known to have returned.
+    posting: HashMap<u32, u64>,
     subjects: HashMap<TransferSubject, SubjectTransfers>,
     not_joined: SubjectTransfers,
     workers: HashMap<u32, Work>,
@@ -83,6 +90,7 @@ impl Transfers {
             abandoned: HashMap::new(),
             flushes: Flushes::default(),
             flushed_handles: HashMap::new(),
+            posting: HashMap::new(),
             subjects: HashMap::new(),
             not_joined: SubjectTransfers::default(),
             workers: HashMap::new(),
@@ -161,6 +169,11 @@ impl Transfers {
         };
     }
 
+    /// Marks were lost: a worker may be done with its chunk, or have another one by now.
+    pub(super) fn forget_workers(&mut self) {
+        self.workers.clear();
+    }
+
     fn room_of_worker(&self, tid: u32) -> Option<Room> {
         self.workers.get(&tid).map(|work| work.room)
     }
@@ -176,6 +189,7 @@ impl Transfers {
     /// Applies a call. `has_senders` says of which rooms something is to be kept though it is over. Returns whether
     /// everything could be kept.
     pub fn apply(&mut self, event: &NativeEvent, at: Monotonic, tid: u32, has_senders: impl Fn(Room) -> bool) -> bool {
+        self.returned_before(event, at, tid, &has_senders);
         match event {
             NativeEvent::Made { handle, operation, parts, size, notification } => {
                 let made = Made { operation: *operation, parts: *parts, size: *size };
@@ -190,7 +204,7 @@ impl Transfers {
                 let goes_on = self.is_in_flight(*handle);
                 let posted = self.posting(*handle, *operation, *first_length, at, tid);
                 if !goes_on {
-                    self.follow_flushes(*handle, *lists);
+                    self.follow_flushes(*handle, *lists, tid);
                 }
                 posted
             }
@@ -267,7 +281,11 @@ impl Transfers {
 
     /// Takes over what was read of a transfer in the server's memory, unless the handle is another one's by now.
     pub fn observed(&mut self, seen: Observation, at: Monotonic, has_senders: impl Fn(Room) -> bool) {
-        let live = self.live.get_mut(&seen.handle).filter(|transfer| transfer.generation == seen.generation);
+        // One that has ended meanwhile is in the books already.
+        let is_it = |transfer: &&mut Transfer| {
+            transfer.generation == seen.generation && transfer.state == TransferState::InFlight
+        };
+        let live = self.live.get_mut(&seen.handle).filter(is_it);
         // Mooncake keeps a batch that was given up; NIXL's handle may have been another transfer's when it was read.
         let given_up = self.abandoned.get_mut(&seen.generation).filter(|it| it.handle.engine == Engine::Mooncake);
         let Some(transfer) = live.or(given_up) else { return };
@@ -285,11 +303,32 @@ impl Transfers {
         self.live.get(&handle).is_some_and(|transfer| transfer.state == TransferState::InFlight)
     }
 
-    fn follow_flushes(&mut self, handle: Handle, lists: [u64; 2]) {
+    fn follow_flushes(&mut self, handle: Handle, lists: [u64; 2], tid: u32) {
         let followed = |transfer: &&Transfer| handle.engine == Engine::Nixl && transfer.parts > 0;
         if let Some(transfer) = self.live.get(&handle).filter(followed) {
             self.flushes.posting(transfer.generation, transfer.parts, lists);
             self.flushed_handles.insert(transfer.generation, handle);
+            if self.posting.len() >= MAX_THREADS {
+                self.posting.clear();
+            }
+            self.posting.insert(tid, transfer.generation);
+        }
+    }
+
+    /// A call proves that the one before it on its thread has returned, and a release that posting that handle has. (What NIXL
+    /// calls inside of a post, ranges, flushes and notifications, does not.)
+    fn returned_before(&mut self, event: &NativeEvent, at: Monotonic, tid: u32, has_senders: impl Fn(Room) -> bool) {
+        let released = match event {
+            NativeEvent::Releasing { handle, .. } => self.live.get(handle).map(|transfer| transfer.generation),
+            NativeEvent::Made { .. }
+            | NativeEvent::NotMade { .. }
+            | NativeEvent::Posting { .. }
+            | NativeEvent::Posted { .. } => None,
+            _ => return,
+        };
+        for generation in self.posting.remove(&tid).into_iter().chain(released) {
+            let end = self.flushes.returned(generation);
+            self.over_on_the_wire(end, at, &has_senders);
         }
     }
 

@@ -142,7 +142,7 @@ impl Agent {
 
     /// `/status`.
     pub fn status(&self) -> Value {
-        let (status, body) = self.page("/status").unwrap();
+        let (status, body) = until("an answer", || self.page("/status"));
         assert_eq!(status, 200, "{body}");
         serde_json::from_str(&body).unwrap()
     }
@@ -162,7 +162,7 @@ impl Agent {
 
     /// The sum of a metric over all series that have these labels; 0 where there is none.
     pub fn metric(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
-        let (_, text) = self.page("/metrics").unwrap();
+        let (_, text) = until("an answer", || self.page("/metrics"));
         let labels: Vec<String> = labels.iter().map(|(name, value)| format!("{name}=\"{value}\"")).collect();
         text.lines()
             .filter(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' '])))
@@ -187,6 +187,24 @@ impl Agent {
             self.server(pid)
                 .is_some_and(|server| server["state"] == "watched" && (!asks || server["synchronised"] == true))
         });
+    }
+
+    /// Waits until each transfer that a server makes from now on is seen.
+    pub fn wait_for_transfers(&self, pid: u32) {
+        until_true("each transfer to be seen", || {
+            self.server(pid).is_some_and(|server| server["transfers"]["watch"] == "since")
+        });
+    }
+
+    /// Waits until the alert of a request says that.
+    pub fn wait_until_alert(&self, rid: &str, what: &str, says: impl Fn(&Value) -> bool) -> Value {
+        let mut last = Value::Null;
+        let look = || {
+            last = self.firing().into_iter().find(|alert| alert["rid"]["text"] == rid).unwrap_or_default();
+            says(&last).then(|| last.clone())
+        };
+        let found = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| until(what, look)));
+        found.unwrap_or_else(|_| panic!("waited for {what}; the alert of {rid} says {last}"))
     }
 
     /// Waits until an alert fires for a request.

@@ -26,6 +26,9 @@ impl Process {
         if !matches!(self.state.sync, Sync::Needed(_)) {
             self.state.sync = Sync::Needed(reason);
         }
+        if reason == ResyncReason::EventsLost {
+            self.transfers.forget_workers();
+        }
         self.resync = None;
     }
 
@@ -81,6 +84,8 @@ impl Process {
             created: entry.created.unwrap_or(before.created),
             phase: entry.phase,
             phase_since: entry.phase_since.unwrap_or(before.phase_since),
+            // As with an abort: what passed before the agent came is not known.
+            phase_passes: if before.phase == entry.phase { before.phase_passes } else { passes },
             entered: entry.entered,
             sent_chunks: entry.sent_chunks,
             sent_pages: entry.sent_pages,

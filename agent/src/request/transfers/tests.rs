@@ -153,7 +153,7 @@ fn a_post_of_an_unknown_handle_is_kept_and_belongs_to_what_its_thread_works_on()
     assert_eq!(transfers.live[&handle].joined, Joined::Not(NotJoined::NotSeen));
     assert_eq!(transfers.not_joined.under_way(), Some((1, at(1))));
     let mut transfers = Transfers::new(100);
-    transfers.working_on(1, Some(Work { room: ROOM, since: at(0) }));
+    transfers.working_on(1, Some(Work { room: ROOM, since: at(0), queue: None }));
     apply(&mut transfers, 1, &[posting(handle), releasing(handle, TransferStatus::InProgress)]);
     assert_eq!(transfers.of_room(ROOM).unwrap().unproved, 1);
     assert!(transfers.abandoned.is_empty(), "its flushes are not known: nothing will tell");
