@@ -58,3 +58,7 @@ pub fn diagnose(tracked: &Tracked<'_>, now: Monotonic) -> Diagnosis {
         confidence: if synchronised { Confidence::High } else { Confidence::Low },
     }
 }
+
+#[cfg(test)]
+#[path = "diagnose/tests.rs"]
+mod tests;

@@ -375,7 +375,6 @@ pub enum Body {
     Enter { room: Room, sender: u64, rid: Option<Rid>, queue_length: u64 },
     Leave { room: Room, sender: u64, reason: LeaveReason },
     PeerAbort { room: Room, room_present: bool },
-    /// `queue`: number of the transfer queue in its process, from 1; nothing from hooks that do not say.
     Chunk { room: Room, step: ChunkStep, counts: ChunkCounts, queue: Option<u64> },
     Pass { queue_length: u32, passes: u32 },
     Paused,

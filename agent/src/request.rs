@@ -149,6 +149,16 @@ pub struct RoomState {
     pub sent_chunks: u64,
 }
 
+impl RoomState {
+    /// The hook says how many chunks there are.
+    fn counted(&mut self, counts: ChunkCounts, at: Monotonic) {
+        self.chunks = Some(counts);
+        if counts.working == 0 && !counts.abandoned && !counts.attached_late {
+            self.settled_at = Some(at);
+        }
+    }
+}
+
 /// Why the tracker's picture of a process may be wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]

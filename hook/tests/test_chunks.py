@@ -40,8 +40,26 @@ class Counting(Server):
         self.go.set()
         self.settled(100)
         self.settled(101)
-        self.assertEqual([mark for mark in self.kinds("CHUNK_QUEUED", "WORK_BEGIN", "WORK_END") if mark[1] == 101],
-                         [("CHUNK_QUEUED", 101, 1, 0), ("WORK_BEGIN", 101, 1 << 16, 0), ("WORK_END", 101, 0, 0)])
+        ours = [mark for mark in self.kinds("CHUNK_QUEUED", "WORK_BEGIN", "WORK_END") if mark[1] == 101]
+        self.assertEqual([mark[:3] for mark in ours],
+                         [("CHUNK_QUEUED", 101, 1), ("WORK_BEGIN", 101, 1 << 16), ("WORK_END", 101, 0)])
+        del first, second
+
+    def test_a_mark_of_a_chunk_has_the_number_of_its_queue(self):
+        first, second = self.send(130, None), self.send(131, None)
+        self.settled(130)
+        self.settled(131)
+        numbers = {room: {mark[3] for mark in self.kinds("CHUNK_QUEUED", "WORK_BEGIN", "WORK_END") if mark[1] == room}
+                   for room in (130, 131)}
+        other = FastQueue()
+        other.put(Chunk(132, None))
+        other.get()
+        other.put(None)
+        other.get()  # the worker is back
+        numbers[132] = {mark[3] for mark in self.kinds("CHUNK_QUEUED", "WORK_BEGIN") if mark[1] == 132}
+        self.assertEqual([len(found) for found in numbers.values()], [1, 1, 1])
+        self.assertEqual(numbers[130], numbers[131])
+        self.assertTrue(0 not in numbers[130] | numbers[132] and numbers[130] != numbers[132], numbers)
         del first, second
 
     def test_a_worker_that_puts_its_chunk_back_never_shows_an_idle_room(self):
@@ -71,7 +89,7 @@ class Counting(Server):
         again = self.send(103, None)
         self.settled(103)
         self.assertTrue(chunks.of(103)[2])
-        self.assertIn(("WORK_END", 103, 1 << 32, 0), self.marks)
+        self.assertIn(("WORK_END", 103, 1 << 32), [mark[:3] for mark in self.marks])
         del again
 
     def test_an_error_before_anything_was_posted_abandons_nothing(self):

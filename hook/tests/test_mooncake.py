@@ -80,7 +80,7 @@ class Mooncake(Engine):
         first, second = self.send(301, write(0)), self.send(302, write(-1))
         self.assertEqual(self.settled(301), (0, 0, False))
         self.assertEqual(self.settled(302), (0, 0, True))
-        self.assertIn(("WORK_END", 302, 1 << 32, 0), self.marks)
+        self.assertIn(("WORK_END", 302, 1 << 32), [mark[:3] for mark in self.marks])
         del first, second
 
     def test_a_status_that_the_worker_does_not_look_at_counts_all_the_same(self):

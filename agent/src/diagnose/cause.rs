@@ -144,8 +144,11 @@ fn cause_by_transfers(tracked: &Tracked<'_>, now: Monotonic) -> Option<Cause> {
             return None;
         }
         let all_done = known.is_over() && known.done > 0 && known.done == known.posted;
-        let may_conclude = known.last_ended.is_some_and(|ended| now.since(ended) < CONCLUDES_WITHIN);
-        if all_done && !may_conclude && request.sent_last && room.chunks.unwrap_or_default().queued == 0 {
+        // A server that makes no pass does not poll; a worker that left a chunk may not have posted all of it.
+        let was_polled = server.queue_length.zip(known.last_ended);
+        let was_polled = was_polled.is_some_and(|((_, pass), ended)| pass.since(ended) >= CONCLUDES_WITHIN);
+        let counts = room.chunks.unwrap_or_default();
+        if all_done && was_polled && request.sent_last && counts.queued == 0 && !counts.abandoned {
             return Some(Cause::CompletionLost);
         }
     }

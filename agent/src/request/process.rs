@@ -356,19 +356,9 @@ impl Process {
         }
     }
 
-    fn chunk(
-        &mut self,
-        room: Room,
-        step: ChunkStep,
-        counts: ChunkCounts,
-        queue: Option<u64>,
-        applying: &Applying<'_>,
-    ) {
+    fn chunk(&mut self, room: Room, step: ChunkStep, counts: ChunkCounts, queue: Option<u64>, applying: &Applying<'_>) {
         let state = self.room(room);
-        state.chunks = Some(counts);
-        if counts.working == 0 && !counts.abandoned && !counts.attached_late {
-            state.settled_at = Some(applying.at);
-        }
+        state.counted(counts, applying.at);
         if step == ChunkStep::Queued {
             state.queue = queue;
         }

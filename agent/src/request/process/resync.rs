@@ -74,7 +74,7 @@ impl Process {
         let known = self.take_out(serial);
         let passes = self.state.passes;
         let state = self.room(room);
-        state.chunks = Some(entry.chunks);
+        state.counted(entry.chunks, applying.at);
         state.sent_chunks = state.sent_chunks.max(entry.sent_chunks.into());
         state.known_absent |= entry.dropped.is_some() || entry.cleared_by.is_some();
         let is_new = known.is_none();
