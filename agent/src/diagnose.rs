@@ -19,9 +19,9 @@ use crate::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Confidence {
-    /// Everything that would show another cause was watched all the time.
+    /// No event of the hook is missing. (Whether transfers are seen too, the server's `watch` says.)
     High,
-    /// Events are missing, or the picture is not complete yet.
+    /// Events of the hook are missing, or the picture is not complete yet.
     Low,
 }
 

@@ -182,6 +182,8 @@ fn a_second_request_is_held_by_what_the_first_one_on_its_room_left_running() {
         let mut server = Setup::of(release).start();
         let agent = reckless(&server);
         let second = text(&server.command("broken shared")["other"]);
+        // The second has sent nothing yet: what runs is the first one's, whose pages the server has given to others.
+        until_true("the unsafe release", || agent.metric("dislodge_unsafe_releases_total", &[]) == 1.0);
         server.command("next");
         let held = agent.wait_until_alert(&second, "the cause", |it| it["cause"] == "RoomCollision");
         assert!(quiescence(&held).starts_with("InFlight") && tells(&held, &["left a chunk"]), "{held}");
@@ -253,10 +255,13 @@ fn each_transfer_is_joined_to_a_room_by_its_notification_or_by_its_worker() {
         assert_eq!(agent.metric("dislodge_transfers_not_joined_total", &[]), 0.0);
         let status = agent.server(server.pid()).unwrap();
         assert_eq!((&status["transfers"]["under_way"], &status["events_lost"]), (&0.into(), &0.into()));
-        drop(agent);
+        drop((agent, server));
 
-        // The twin: without marks only a notification tells.
-        let mut unhooked = Setup::of(release).unhooked().companion().start();
+        // The twin: without marks only a notification tells, of which 0.5.23 sends none.
+        if !matches!(release, "0.5.22" | "0.5.23") {
+            return;
+        }
+        let mut unhooked = Setup::of(release).unhooked().start();
         let agent = agent::Setup::watching(&[unhooked.pid()], rules::EVERYTHING).start();
         agent.wait_for_transfers(unhooked.pid());
         unhooked.serve(2);

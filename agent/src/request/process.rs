@@ -336,10 +336,15 @@ impl Process {
     fn leave(&mut self, serial: u64, reason: LeaveReason, applying: &mut Applying<'_>) {
         match reason {
             LeaveReason::Success | LeaveReason::Failed => {
-                // What is under way on a room that others share may be theirs.
-                let alone = |request: &&Request| self.rooms.get(&request.room).is_some_and(|it| it.senders.len() < 2);
+                // What is under way on a room may be another sender's that has sent something too.
+                let has_sent = |other: &u64| self.requests.get(other).is_some_and(|other| other.sent_chunks > 0);
+                let alone = |request: &&Request| {
+                    let room = self.rooms.get(&request.room);
+                    room.is_some_and(|it| !it.senders.iter().any(|other| *other != serial && has_sent(other)))
+                };
                 // A server that polled Success had asked each handle; what is left is that its end was not seen here yet.
-                let failed = self.requests.get(&serial).filter(|_| reason == LeaveReason::Failed);
+                let failed = |it: &&Request| reason == LeaveReason::Failed && it.sent_chunks > 0;
+                let failed = self.requests.get(&serial).filter(failed);
                 if let Some(room) = failed.filter(alone).map(|request| request.room) {
                     self.pages_released(room);
                 }
