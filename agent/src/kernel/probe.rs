@@ -277,6 +277,13 @@ pub static PROBES: &[ProbeSpec] = &[
     )
     .and_return("mooncake_status_read"),
     ProbeSpec::new(
+        Polls,
+        MooncakeEngine,
+        "MultiTransport::getTransferStatus",
+        Exact("_ZN8mooncake14MultiTransport17getTransferStatusEmmRNS_9Transport14TransferStatusE"),
+        "mooncake_task_status",
+    ),
+    ProbeSpec::new(
         Transfers,
         MooncakeEngine,
         "MultiTransport::freeBatchID",
