@@ -10,12 +10,17 @@ pub mod tracker;
 pub mod transfer;
 pub mod transfers;
 
+use std::{collections::BTreeMap, sync::Arc};
+
 use serde::Serialize;
 
-use crate::event::{
-    Backend, ChunkCounts, Hello, LeaveReason, Phase, ProcessKey, Rid, Room,
-    clock::Monotonic,
-    native::{Engine, ErrorPoint},
+use crate::{
+    event::{
+        Backend, ChunkCounts, Hello, LeaveReason, Phase, ProcessKey, Rid, Room,
+        clock::Monotonic,
+        native::{Engine, ErrorPoint},
+    },
+    target::device::DeviceErrorKind,
 };
 
 /// A request instance.
@@ -245,6 +250,25 @@ pub struct NativeState {
     pub endpoint_error: Option<EndpointFailure>,
     /// The work completion with an error that came last: when, its `ibv_wc_status`.
     pub completion_error: Option<(Monotonic, u32)>,
+    /// What its RDMA devices counted last, of each kind of error.
+    pub device_errors: BTreeMap<DeviceErrorKind, DeviceError>,
+}
+
+/// An error that an RDMA device counted: of whoever uses it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceError {
+    /// When it was read.
+    pub at: Monotonic,
+    /// The device's name.
+    pub device: Arc<str>,
+    /// The port's number.
+    pub port: u32,
+    /// The counter, as the driver names it.
+    pub counter: Arc<str>,
+    /// What it counts.
+    pub kind: DeviceErrorKind,
+    /// How many more since the reading before.
+    pub by: u64,
 }
 
 /// An endpoint that was given up.

@@ -129,7 +129,12 @@ use SymbolPattern::{Exact, Prefix};
 /// `nixlUcxEngine::sendNotif`, since NIXL 1.5; `notifSendPriv` calls it.
 const SEND_NOTIFICATION: SymbolPattern = Prefix("_ZN13nixlUcxEngine9sendNotifEOSt10unique_ptr");
 
-/// Every probe that there is. Those of one role that share a function are the forms that it has in different releases.
+/// A verbs provider's `poll_cq`: it has no symbol, and is found in the running process (`target::verbs`).
+pub static POLL_CQ: ProbeSpec =
+    ProbeSpec::new(Completions, LibraryRole::VerbsProvider, "poll_cq", Exact("poll_cq"), "verbs_poll_cq")
+        .and_return("verbs_polled_cq");
+
+/// Every probe on a function that has a symbol. Those of one role that share a function are the forms that it has in different releases.
 pub static PROBES: &[ProbeSpec] = &[
     ProbeSpec::new(Transfers, Nixl, "nixlAgent::createXferReq", Prefix("_ZNK9nixlAgent13createXferReqE"), "nixl_make")
         .and_return("nixl_made")

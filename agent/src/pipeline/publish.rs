@@ -175,5 +175,6 @@ impl Pipeline {
 fn errors(native: &NativeState) -> Vec<String> {
     let endpoint = native.endpoint_error.map(|failure| Fact::EndpointGivenUp { status: failure.status });
     let completion = native.completion_error.map(|(_, status)| Fact::WorkCompletionError { status });
-    endpoint.into_iter().chain(completion).map(|fact| fact.to_string()).collect()
+    let devices = native.device_errors.values().map(Fact::of_device);
+    endpoint.into_iter().chain(completion).chain(devices).map(|fact| fact.to_string()).collect()
 }

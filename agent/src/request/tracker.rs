@@ -3,7 +3,7 @@
 use std::{collections::HashMap, time::Duration};
 
 use super::{
-    Request, RequestKey, ResyncReason, RoomState, ServerState,
+    DeviceError, Request, RequestKey, ResyncReason, RoomState, ServerState,
     process::{Applying, Process},
     transfer::Observation,
     transfers::{Counted, Transfers},
@@ -180,6 +180,13 @@ impl Tracker {
     pub fn looked(&mut self, key: ProcessKey, polls: &HashMap<u64, u64>, began: Monotonic, at: Monotonic) {
         if let Some(process) = self.process_mut(key) {
             process.looked(polls, began, at);
+        }
+    }
+
+    /// Takes over what a device that a process has open counted.
+    pub fn device_error(&mut self, key: ProcessKey, error: DeviceError) {
+        if let Some(process) = self.process_mut(key) {
+            process.device_error(error);
         }
     }
 

@@ -92,6 +92,11 @@ impl Transfers {
         }
     }
 
+    /// Whether there ever was one.
+    pub fn has_seen_any(&self) -> bool {
+        self.generation > 0
+    }
+
     /// What is known of a room's transfers.
     pub fn of_room(&self, room: Room) -> Option<&SubjectTransfers> {
         self.subjects.get(&TransferSubject::Room(room))
