@@ -29,7 +29,7 @@ pub(super) struct Server {
     pub(super) target: Target,
     /// The hook, when it is active, and what it says of its server.
     pub(super) hook: Option<HookFile>,
-    /// Whether tests have failed a sender of this backend and read it back: only then may `enforce` act.
+    /// Whether tests have failed a sender of this backend on this release and read it back: only then may `enforce` act.
     pub(super) proved: bool,
     /// Whether the marker library is mapped.
     pub(super) marker: bool,
@@ -53,13 +53,15 @@ pub(super) fn examine(target: Target, surveyor: &mut Surveyor) -> Server {
         (Err(error), _) => Some(error.to_string()),
     };
     let hook = hook.ok();
-    let proved = hook.as_ref().is_some_and(|hook| hook.server.backend.as_deref().is_some_and(is_proved_name));
+    let proved = hook.as_ref().is_some_and(|hook| is_proved_server(&hook.server));
     let engine = surveyor.survey(pid);
     Server { target, hook, proved, marker: marker.is_ok(), advice, engine }
 }
 
-fn is_proved_name(backend: &str) -> bool {
-    [Backend::Nixl, Backend::Fake].into_iter().any(|proved| is_proved(proved) && proved.name() == backend)
+/// Whether senders of the server's own backend may be failed on its release.
+fn is_proved_server(server: &Hello) -> bool {
+    let own = |backend: &Backend| server.backend.as_deref() == Some(backend.name());
+    Backend::ALL.into_iter().find(own).is_some_and(|backend| is_proved(backend, server.sglang.as_deref()))
 }
 
 /// Releases, ranks and flag of a server in a line.
@@ -67,7 +69,7 @@ pub(super) fn in_words(server: &Hello, proved: bool) -> String {
     let text = |value: &Option<String>| value.clone().unwrap_or_else(|| "?".to_owned());
     let size = |value: Option<u32>| value.map_or("?".to_owned(), |size| size.to_string());
     let flag = server.flag.map_or("?", |flag| flag.name());
-    let proof = if proved { "proved" } else { "unproved: observed only, enforce refuses" };
+    let proof = if proved { "proved over TCP" } else { "unproved on this release: observed only, enforce refuses" };
     format!(
         "sglang {}, {}, python {}, {} over {}, failure flag {flag} ({proof}), tp {} cp {} pp {}",
         text(&server.sglang),
@@ -134,6 +136,16 @@ mod tests {
 
     fn advice(variables: &[(&str, &str)]) -> String {
         why_not_loaded(&variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect())
+    }
+
+    #[test]
+    fn a_server_is_proved_by_its_backend_and_its_release() {
+        let of = |backend: Option<&str>, sglang: &str| {
+            let backend = backend.map(ToOwned::to_owned);
+            is_proved_server(&Hello { backend, sglang: Some(sglang.to_owned()), ..Hello::default() })
+        };
+        assert!(of(Some("nixl"), "0.5.99") && of(Some("mooncake"), "0.5.22"));
+        assert!(!of(Some("mooncake"), "0.5.99") && !of(Some("mori"), "0.5.22") && !of(None, "0.5.22"));
     }
 
     #[test]
