@@ -163,6 +163,14 @@ pub enum ResyncReason {
 }
 
 impl ResyncReason {
+    /// Whether events are missing that the hook's answer does not tell of: what each worker is doing.
+    pub(crate) fn is_loss(self) -> bool {
+        match self {
+            Self::EventsLost | Self::QueueLengthDiffers | Self::UnknownSender | Self::EntriesMissing => true,
+            Self::Attached | Self::DetailLost | Self::TooManyRooms => false,
+        }
+    }
+
     /// Label value of metrics.
     pub fn name(self) -> &'static str {
         match self {

@@ -161,6 +161,11 @@ impl Transfers {
         };
     }
 
+    /// What workers are doing is not known any more.
+    pub(super) fn forget_workers(&mut self) {
+        self.workers.clear();
+    }
+
     fn room_of_worker(&self, tid: u32) -> Option<Room> {
         self.workers.get(&tid).map(|work| work.room)
     }

@@ -58,7 +58,13 @@ impl Process {
     }
 
     pub(super) fn begin_resync(&mut self, epoch: u64) {
-        if matches!(self.state.sync, Sync::Asked { epoch: asked, .. } if asked == epoch) {
+        if let Sync::Asked { epoch: asked, reason, .. } = self.state.sync
+            && asked == epoch
+        {
+            if reason.is_loss() {
+                // That a worker was done with its chunk may be among what was lost.
+                self.transfers.forget_workers();
+            }
             self.resync = Some(Resync { epoch, entries: 0, alive: HashSet::new() });
         }
     }
