@@ -184,6 +184,15 @@ fn without_room_what_is_not_under_way_goes_first_and_when_all_is_the_new_one_is_
 }
 
 #[test]
+fn a_reading_of_a_transfer_that_has_ended_meanwhile_leaves_nothing_behind() {
+    let handle = nixl(1);
+    let mut transfers = after(&[made(handle), posting(handle), polled(handle, TransferStatus::Done)]);
+    let status = TransferStatus::InProgress;
+    transfers.observed(Observation { handle, generation: 1, status, moved: Some(1) }, at(9), |_| false);
+    assert_eq!(transfers.subjects.len(), 0);
+}
+
+#[test]
 fn a_transfer_that_is_not_kept_is_counted_once() {
     let full = || {
         let mut transfers = Transfers::new(2);
