@@ -158,8 +158,6 @@ pub enum ResyncReason {
     DetailLost,
     /// Fewer entries came than the hook marked.
     EntriesMissing,
-    /// More rooms than the tracker keeps.
-    TooManyRooms,
 }
 
 impl ResyncReason {
@@ -167,7 +165,7 @@ impl ResyncReason {
     pub(crate) fn is_loss(self) -> bool {
         match self {
             Self::EventsLost | Self::QueueLengthDiffers | Self::UnknownSender | Self::EntriesMissing => true,
-            Self::Attached | Self::DetailLost | Self::TooManyRooms => false,
+            Self::Attached | Self::DetailLost => false,
         }
     }
 
@@ -180,7 +178,6 @@ impl ResyncReason {
             Self::UnknownSender => "unknown_sender",
             Self::DetailLost => "detail_lost",
             Self::EntriesMissing => "entries_missing",
-            Self::TooManyRooms => "too_many_rooms",
         }
     }
 }
