@@ -163,11 +163,17 @@ pub enum ResyncReason {
     DetailLost,
     /// Fewer entries came than the hook marked.
     EntriesMissing,
-    /// More rooms than the tracker keeps.
-    TooManyRooms,
 }
 
 impl ResyncReason {
+    /// Whether events are missing that the hook's answer does not tell of: what each worker is doing.
+    pub(crate) fn is_loss(self) -> bool {
+        match self {
+            Self::EventsLost | Self::QueueLengthDiffers | Self::UnknownSender | Self::EntriesMissing => true,
+            Self::Attached | Self::DetailLost => false,
+        }
+    }
+
     /// Label value of metrics.
     pub fn name(self) -> &'static str {
         match self {
@@ -177,7 +183,6 @@ impl ResyncReason {
             Self::UnknownSender => "unknown_sender",
             Self::DetailLost => "detail_lost",
             Self::EntriesMissing => "entries_missing",
-            Self::TooManyRooms => "too_many_rooms",
         }
     }
 }

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::{
     cause::{MOVES_WITHIN, longest_work_of_others},
-    quiescence::SETTLES_WITHIN,
+    quiescence::{SETTLES_WITHIN, is_watched},
 };
 use crate::{
     event::{
@@ -82,6 +82,7 @@ pub enum Fact {
     StatusAskedFor { polls: u64 },
     NobodyAsksForStatus,
     SourcesDisagree { hook_counts: u32, transfers: usize },
+    TransfersNotAllSeen,
 }
 
 impl Fact {
@@ -138,6 +139,9 @@ impl fmt::Display for Fact {
             }
             Self::StatusAskedFor { polls } => {
                 write!(f, "looked at: the server asked the engine {polls} times, and the transfer is still in progress")
+            }
+            Self::TransfersNotAllSeen => {
+                f.write_str("not every call into the transfer engine was seen since the request was made")
             }
             Self::NobodyAsksForStatus => f.write_str("looked at: nobody asks the engine where the transfer stands"),
             Self::SourcesDisagree { hook_counts, transfers } => {
@@ -209,6 +213,9 @@ fn of_transfers(tracked: &Tracked<'_>, now: Monotonic, evidence: &mut Vec<Eviden
             if hook_counts == Some(0) && now.since(oldest) >= SETTLES_WITHIN {
                 seen(Source::Transfers, oldest, Fact::SourcesDisagree { hook_counts: 0, transfers: count });
             }
+        }
+        if !is_watched(tracked) {
+            seen(Source::Transfers, request.created, Fact::TransfersNotAllSeen);
         }
         if let (1.., Some(ended)) = (known.done, known.last_ended) {
             seen(Source::Transfers, ended, Fact::TransfersDone { count: known.done });

@@ -23,6 +23,17 @@ pub enum ProbeSet {
     Completions,
 }
 
+impl ProbeSet {
+    /// Its name in output.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Transfers => "transfers",
+            Self::Polls => "polls",
+            Self::Completions => "completions",
+        }
+    }
+}
+
 /// What a probe's program is told of the function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Parameter {

@@ -30,6 +30,7 @@ impl Pipeline {
             ("unknown_process", unused.unknown_process),
             ("unknown_sender", unused.unknown_sender),
             ("retired", unused.retired),
+            ("rooms_dropped", unused.rooms_dropped),
         ] {
             Metrics::raise(&metrics.events_unused.get_or_create(&reason(name)), total);
         }

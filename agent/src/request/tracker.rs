@@ -62,6 +62,8 @@ pub struct Unused {
     pub unknown_sender: u64,
     /// Requests that were forgotten because there were too many.
     pub retired: u64,
+    /// Rooms without a sender that were forgotten because there were too many: a handle of theirs may still be running.
+    pub rooms_dropped: u64,
 }
 
 /// Everything that is known of the node's requests.
