@@ -36,7 +36,11 @@ enum Command {
     Demo(demo::Demo),
     /// Check configuration and rules: every problem with file, line and column
     Check(check::Check),
-    /// Say what this machine allows, and of each server whether the hook is in it
+    /// Say what this machine allows, of each server whether the hook is in it, and what would be seen of its transfers
+    ///
+    /// It plans as the agent would, by the same code, and attaches nothing to a server: the kernel has the last word when
+    /// the agent does. An agent may run meanwhile. Probes of the sets `polls` and `completions` are attached for a moment
+    /// only, when a transfer does not get on.
     Doctor(doctor::Doctor),
     /// Look at the rules
     Rules(rules::Rules),

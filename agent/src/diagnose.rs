@@ -50,12 +50,14 @@ pub struct Diagnosis {
 
 /// Says why a request waits, what speaks for it, whether a write may be under way, and how sure that is.
 pub fn diagnose(tracked: &Tracked<'_>, now: Monotonic) -> Diagnosis {
+    let cause = cause::cause(tracked, now);
     let synchronised = tracked.server.sync == Sync::Complete;
+    let seen = synchronised && (!cause.rests_on_transfers() || quiescence::is_watched(tracked));
     Diagnosis {
-        cause: cause::cause(tracked, now),
+        cause,
         evidence: evidence::evidence(tracked, now),
         quiescence: quiescence::quiescence(tracked),
-        confidence: if synchronised { Confidence::High } else { Confidence::Low },
+        confidence: if seen { Confidence::High } else { Confidence::Low },
     }
 }
 

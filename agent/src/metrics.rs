@@ -74,6 +74,17 @@ pub struct CompletionLabel {
     pub status: i64,
 }
 
+/// Labels of RDMA devices' own counters.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct DeviceLabel {
+    /// The device's name.
+    pub device: String,
+    /// The port's number.
+    pub port: u32,
+    /// The counter, as the driver names it.
+    pub counter: &'static str,
+}
+
 /// Labels of probes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct ProbeLabel {
@@ -153,6 +164,8 @@ pub struct Metrics {
     pub notifications: Family<OutcomeLabel, Count>,
     /// Completions, by where they were seen and their status.
     pub completions: Family<CompletionLabel, Count>,
+    /// Errors that RDMA devices of the servers counted, by device, port and counter.
+    pub device_errors: Family<DeviceLabel, Count>,
     /// From the end of a room's last transfer until `poll()` said so.
     pub completion_to_status: Durations,
     /// Requests whose pages were released while a transfer of theirs was under way.
@@ -255,6 +268,8 @@ impl Metrics {
         r.register("notifications", "Notifications of transfer engines", self.notifications.clone());
         let completions = "Completions and errors of UCX, Mooncake and libibverbs, where they are counted";
         r.register("completions", completions, self.completions.clone());
+        let devices = "Errors that the RDMA devices of the servers counted themselves, of all that use them";
+        r.register("device_errors", devices, self.device_errors.clone());
         let lag = "From the end of a room's last transfer until poll() returned Success";
         r.register_with_unit("completion_to_status", lag, Unit::Seconds, self.completion_to_status.0.clone());
         let unsafe_releases = "Requests whose pages were released while a transfer of theirs was under way";

@@ -3,6 +3,7 @@
 //! Draining, evaluating and looking for servers take turns in one `select!`; nothing else touches the state. The ring
 //! is the queue in front of the loop (what does not fit is counted in BPF), and each sink has its own behind it.
 
+mod devices;
 mod engines;
 mod looks;
 pub mod notice;
@@ -43,6 +44,7 @@ use crate::{
     },
     verdict::Verdict,
 };
+use devices::{Devices, Reading};
 use engines::Survey;
 use looks::Looking;
 use notice::Notice;
@@ -109,6 +111,8 @@ pub struct Pipeline {
     looking: Option<Looking>,
     surveyed: mpsc::Sender<Survey>,
     surveys: Option<mpsc::Receiver<Survey>>,
+    devices: Devices,
+    readings: Option<mpsc::Receiver<Reading>>,
     resynchronise: bool,
     epoch: u64,
     servers: HashMap<ProcessKey, Server>,
@@ -136,6 +140,7 @@ impl Pipeline {
             tracing::warn!(mode = config.mode.name(), "no audit.path is set: what cannot be recorded is not done");
         }
         let (surveyed, surveys) = mpsc::channel(1);
+        let (devices, readings) = Devices::new();
         Ok(Self {
             core: Core::new(rules, Limits { requests: config.max_requests, transfers: config.max_transfers }),
             ladder: Ladder::new(config.remediation.max_per_minute),
@@ -155,6 +160,8 @@ impl Pipeline {
             looking: None,
             surveyed,
             surveys: Some(surveys),
+            devices,
+            readings: Some(readings),
             resynchronise,
             alertmanager,
             audit,
@@ -176,7 +183,7 @@ impl Pipeline {
             timer.set_missed_tick_behavior(MissedTickBehavior::Delay);
         }
         let (found, mut targets) = mpsc::channel(1);
-        let Some(mut surveys) = self.surveys.take() else { return };
+        let (Some(mut surveys), Some(mut readings)) = (self.surveys.take(), self.readings.take()) else { return };
         loop {
             tokio::select! {
                 () = stop.cancelled() => break,
@@ -193,6 +200,7 @@ impl Pipeline {
                 Some(found) = targets.recv() => self.meet(found),
                 () = until_look_ends(self.looking.as_ref().map(|looking| looking.until)) => self.end_look(),
                 Some(survey) = surveys.recv() => self.attach_engine(survey),
+                Some(reading) = readings.recv() => self.devices_read(reading),
                 Some(answer) = status.recv() => {
                     // The asker may have gone.
                     let _ = answer.send(self.status(Monotonic::now()));
@@ -251,6 +259,7 @@ impl Pipeline {
         self.resynchronise(now);
         self.observe(now);
         self.begin_look(now);
+        self.read_devices(now);
         for verdict in self.core.tick(now) {
             self.tell(verdict);
         }

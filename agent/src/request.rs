@@ -10,12 +10,17 @@ pub mod tracker;
 pub mod transfer;
 pub mod transfers;
 
+use std::{collections::BTreeMap, sync::Arc};
+
 use serde::Serialize;
 
-use crate::event::{
-    Backend, ChunkCounts, Hello, LeaveReason, Phase, ProcessKey, Rid, Room,
-    clock::Monotonic,
-    native::{Engine, ErrorPoint},
+use crate::{
+    event::{
+        Backend, ChunkCounts, Hello, LeaveReason, Phase, ProcessKey, Rid, Room,
+        clock::Monotonic,
+        native::{Engine, ErrorPoint},
+    },
+    target::device::DeviceErrorKind,
 };
 
 /// A request instance.
@@ -175,11 +180,17 @@ pub enum ResyncReason {
     DetailLost,
     /// Fewer entries came than the hook marked.
     EntriesMissing,
-    /// More rooms than the tracker keeps.
-    TooManyRooms,
 }
 
 impl ResyncReason {
+    /// Whether events are missing that the hook's answer does not tell of: what each worker is doing.
+    pub(crate) fn is_loss(self) -> bool {
+        match self {
+            Self::EventsLost | Self::QueueLengthDiffers | Self::UnknownSender | Self::EntriesMissing => true,
+            Self::Attached | Self::DetailLost => false,
+        }
+    }
+
     /// Label value of metrics.
     pub fn name(self) -> &'static str {
         match self {
@@ -189,7 +200,6 @@ impl ResyncReason {
             Self::UnknownSender => "unknown_sender",
             Self::DetailLost => "detail_lost",
             Self::EntriesMissing => "entries_missing",
-            Self::TooManyRooms => "too_many_rooms",
         }
     }
 }
@@ -262,6 +272,25 @@ pub struct NativeState {
     pub endpoint_error: Option<EndpointFailure>,
     /// The work completion with an error that came last: when, its `ibv_wc_status`.
     pub completion_error: Option<(Monotonic, u32)>,
+    /// What its RDMA devices counted last, of each kind of error.
+    pub device_errors: BTreeMap<DeviceErrorKind, DeviceError>,
+}
+
+/// An error that an RDMA device counted: of whoever uses it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceError {
+    /// When it was read.
+    pub at: Monotonic,
+    /// The device's name.
+    pub device: Arc<str>,
+    /// The port's number.
+    pub port: u32,
+    /// The counter, as the driver names it.
+    pub counter: Arc<str>,
+    /// What it counts.
+    pub kind: DeviceErrorKind,
+    /// How many more since the reading before.
+    pub by: u64,
 }
 
 /// An endpoint that was given up.

@@ -4,6 +4,7 @@ use std::{fmt, time::Duration};
 
 use serde::Serialize;
 
+use super::quiescence::{is_proved_by_transfers, is_watched};
 use crate::{
     event::{
         Phase, Room,
@@ -39,10 +40,10 @@ pub enum Cause {
     TransferStalled,
     /// Transfers of the room are under way, and others of it ended meanwhile.
     Slow,
-    /// A transfer worker holds another room's chunk of which nothing has moved for some time; this room's chunks wait behind
-    /// it.
+    /// The transfer worker that this room's chunks wait for has held another room's chunk for some time without getting on, and
+    /// they have waited as long.
     WorkerBlocked,
-    /// This room's chunks wait for a worker that has not held another room's for long, or does get on with it.
+    /// This room's chunks wait for a worker that gets on, or have not waited for long.
     CapacityStall,
     /// Every transfer is done, and `poll()` does not say so.
     CompletionLost,
@@ -67,6 +68,14 @@ impl Cause {
         Self::CompletionLost,
         Self::Unknown,
     ];
+
+    /// Whether it is read from the engine's calls: without all of them another cause may hold.
+    pub(super) fn rests_on_transfers(self) -> bool {
+        matches!(
+            self,
+            Self::CompletionError | Self::PeerGone | Self::TransferStalled | Self::Slow | Self::CompletionLost
+        )
+    }
 
     /// Its name in rules, labels and output.
     pub fn name(self) -> &'static str {
@@ -103,8 +112,11 @@ const ABORT_PASSES: u64 = 3;
 pub(super) const MOVES_WITHIN: Duration = Duration::from_secs(10);
 /// How far the reports of one failure may be apart.
 const SECOND: Duration = Duration::from_secs(1);
-/// How long after the last transfer's end the server may take to say so.
+/// How long a server that goes on polling may take after the last transfer's end to say so.
 const CONCLUDES_WITHIN: Duration = Duration::from_secs(5);
+/// `UCS_ERR_CONNECTION_RESET` (`ucs/type/status.h`): what UCX says of an endpoint over TCP whose peer was killed (NIXL 0.3.1 to
+/// 1.5.1). Where a device's retries run out it says endpoint timeout, -80: the peer's process may well live.
+const UCS_ERR_CONNECTION_RESET: i8 = -25;
 
 /// Why a request waits. The server's own words first: they say what to do; then what its transfers show.
 pub(super) fn cause(tracked: &Tracked<'_>, now: Monotonic) -> Cause {
@@ -143,23 +155,52 @@ fn cause_by_transfers(tracked: &Tracked<'_>, now: Monotonic) -> Option<Cause> {
         if known.under_way().is_some() {
             return None;
         }
-        let all_done = known.is_over() && known.done > 0 && known.done == known.posted;
-        // A server that makes no pass does not poll; a worker that left a chunk may not have posted all of it.
-        let was_polled = server.queue_length.zip(known.last_ended);
-        let was_polled = was_polled.is_some_and(|((_, pass), ended)| pass.since(ended) >= CONCLUDES_WITHIN);
-        let counts = room.chunks.unwrap_or_default();
-        if all_done && was_polled && request.sent_last && counts.queued == 0 && !counts.abandoned {
+        if is_completion_lost(tracked, known) {
             return Some(Cause::CompletionLost);
         }
     }
     if room.chunks.is_some_and(|counts| counts.queued > 0 && counts.working == 0) {
+        // Behind which of several is not known where the hook does not say: blocked for certain when all are. (A worker that
+        // holds nobody's chunk would have taken this one.)
         let mut ahead = work_ahead(transfers, request.room, room.queue).peekable();
         ahead.peek()?;
-        // Which of several it waits for is not known: it is blocked for certain when all are.
-        let blocked = ahead.all(|work| now.since(last_moved(transfers, work)) >= MOVES_WITHIN);
+        let waits_since = |work| room.busy_until.max(Some(last_moved(transfers, work)));
+        let blocked = ahead.all(|work| waits_since(work).is_some_and(|since| now.since(since) >= MOVES_WITHIN));
         return Some(if blocked { Cause::WorkerBlocked } else { Cause::CapacityStall });
     }
     None
+}
+
+/// Whether everything that the request sent is done and the server, which goes on polling, does not say so. Not said where a
+/// transfer of it may have been missed, or may not have been posted yet.
+fn is_completion_lost(tracked: &Tracked<'_>, known: &SubjectTransfers) -> bool {
+    let Tracked { request, room, server, .. } = *tracked;
+    let (Some(posted), Some(ended)) = (known.last_posted, known.last_ended) else { return false };
+    let all_seen = is_watched(tracked) && is_proved_by_transfers(tracked);
+    let all_done = known.done == known.posted && posted >= request.created && all_seen;
+    let alone = room.senders.iter().all(|serial| *serial == request.serial);
+    let was_polled = server.queue_length.is_some_and(|(_, passed)| passed >= ended.plus(CONCLUDES_WITHIN));
+    request.sent_last && all_done && alone && is_all_posted(tracked, posted) && was_polled
+}
+
+/// Whether no chunk of the room is still to be posted, the last posting having been at `posted`.
+fn is_all_posted(tracked: &Tracked<'_>, posted: Monotonic) -> bool {
+    let Tracked { request, room, server, transfers, .. } = *tracked;
+    let counts_handles = || server.hello.as_deref().is_some_and(|hello| hello.counts.as_deref() == Some("handles"));
+    match room.chunks {
+        // Without queues send() itself posts.
+        Some(counts) if counts.no_queues => true,
+        None => counts_handles(),
+        Some(counts) => {
+            // A worker that took its chunk after the last posting has posted nothing of it yet; one that left a chunk with an
+            // error may not have posted all of it.
+            let own = transfers.workers().values().filter(|work| work.room == request.room && work.since <= posted);
+            counts.queued == 0
+                && !counts.attached_late
+                && !counts.abandoned
+                && own.count() >= usize::from(counts.working)
+        }
+    }
 }
 
 /// What a room's transfers alone show to be wrong with them, whether or not anything is known of its requests. What
@@ -171,7 +212,7 @@ pub fn cause_of_room(
     now: Monotonic,
 ) -> Option<Cause> {
     if let Some((at, engine, code)) = known.failure.filter(|(at, ..)| *at >= since) {
-        let is_gone = (engine, code) == (Engine::Nixl, NIXL_REMOTE_DISCONNECT) && !has_timed_out(native, since, at);
+        let is_gone = (engine, code) == (Engine::Nixl, NIXL_REMOTE_DISCONNECT) && was_reset(native, since, at);
         return Some(if is_gone { Cause::PeerGone } else { Cause::CompletionError });
     }
     let (_, oldest) = known.under_way()?;
@@ -180,11 +221,11 @@ pub fn cause_of_room(
     if stalled { Some(Cause::TransferStalled) } else { slow.then_some(Cause::Slow) }
 }
 
-/// Whether the device's retries ran out between those times: the way to the peer is broken, its process may well live.
-fn has_timed_out(native: &NativeState, since: Monotonic, failed: Monotonic) -> bool {
-    const UCS_ERR_ENDPOINT_TIMEOUT: i8 = -80;
+/// Whether an endpoint was reset between those times. It has to be seen: that no other reason was seen says nothing where the
+/// probe on endpoints is missing.
+fn was_reset(native: &NativeState, since: Monotonic, failed: Monotonic) -> bool {
     let endpoint = native.endpoint_error.filter(|failure| failure.at >= since && failure.at <= failed.plus(SECOND));
-    endpoint.is_some_and(|failure| failure.status == UCS_ERR_ENDPOINT_TIMEOUT)
+    endpoint.is_some_and(|failure| failure.status == UCS_ERR_CONNECTION_RESET)
 }
 
 /// What the worker does that a room's chunks wait for, which are in `queue`: each transfer queue has one worker. Where the hook
@@ -199,3 +240,7 @@ fn last_moved(transfers: &Transfers, work: Work) -> Monotonic {
     let moved = transfers.of_room(work.room).and_then(SubjectTransfers::last_moved);
     moved.map_or(work.since, |moved| moved.max(work.since))
 }
+
+#[cfg(test)]
+#[path = "cause_tests.rs"]
+mod tests;

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::{
     cause::{MOVES_WITHIN, work_ahead},
-    quiescence::SETTLES_WITHIN,
+    quiescence::{SETTLES_WITHIN, is_watched},
 };
 use crate::{
     event::{
@@ -14,7 +14,7 @@ use crate::{
         clock::Monotonic,
         native::{Engine, failure_name},
     },
-    request::{Sync, tracker::Tracked, transfer::Looked},
+    request::{DeviceError, Sync, tracker::Tracked, transfer::Looked},
 };
 
 /// Something that a person can check.
@@ -38,6 +38,8 @@ pub enum Source {
     Transfers,
     /// Completions and failed endpoints of UCX, Mooncake or libibverbs.
     Completions,
+    /// Counters of the RDMA devices that the server has open.
+    Devices,
 }
 
 impl Source {
@@ -47,6 +49,7 @@ impl Source {
             Self::Calls => "calls",
             Self::Transfers => "transfers",
             Self::Completions => "completions",
+            Self::Devices => "devices",
         }
     }
 }
@@ -74,11 +77,21 @@ pub enum Fact {
     NothingMoved { since_ms: u64 },
     EndpointGivenUp { status: i8 },
     WorkCompletionError { status: u32 },
+    DeviceCounted { device: String, port: u32, counter: String, by: u64 },
     WorkersHold { room: Room, rooms: usize },
     ChunkLeft,
     StatusAskedFor { polls: u64 },
     NobodyAsksForStatus,
     SourcesDisagree { hook_counts: u32, transfers: usize },
+    TransfersNotAllSeen,
+}
+
+impl Fact {
+    /// What a device counted.
+    pub fn of_device(error: &DeviceError) -> Self {
+        let DeviceError { device, port, counter, by, .. } = error;
+        Self::DeviceCounted { device: device.to_string(), port: *port, counter: counter.to_string(), by: *by }
+    }
 }
 
 impl fmt::Display for Fact {
@@ -119,6 +132,9 @@ impl fmt::Display for Fact {
             Self::WorkCompletionError { status } => {
                 write!(f, "a work completion of the server failed: {} ({status})", wc_status_name(*status))
             }
+            Self::DeviceCounted { device, port, counter, by } => {
+                write!(f, "{device} port {port} counted {by} more {counter}, of all that use it")
+            }
             Self::WorkersHold { room, rooms } => {
                 if *rooms == 1 {
                     return write!(f, "the transfer worker that it waits for holds a chunk of room {room} since");
@@ -130,6 +146,9 @@ impl fmt::Display for Fact {
             ),
             Self::StatusAskedFor { polls } => {
                 write!(f, "looked at: the server asked the engine {polls} times, and the transfer is still in progress")
+            }
+            Self::TransfersNotAllSeen => {
+                f.write_str("not every call into the transfer engine was seen since the request was made")
             }
             Self::NobodyAsksForStatus => f.write_str("looked at: nobody asks the engine where the transfer stands"),
             Self::SourcesDisagree { hook_counts, transfers } => {
@@ -203,6 +222,9 @@ fn of_transfers(tracked: &Tracked<'_>, now: Monotonic, evidence: &mut Vec<Eviden
                 seen(Source::Transfers, oldest, Fact::SourcesDisagree { hook_counts: 0, transfers: count });
             }
         }
+        if !is_watched(tracked) {
+            seen(Source::Transfers, request.created, Fact::TransfersNotAllSeen);
+        }
         if let (1.., Some(ended)) = (known.done, known.last_ended) {
             seen(Source::Transfers, ended, Fact::TransfersDone { count: known.done });
         }
@@ -218,6 +240,10 @@ fn of_transfers(tracked: &Tracked<'_>, now: Monotonic, evidence: &mut Vec<Eviden
     }
     if let Some((at, status)) = server.native.completion_error.filter(|(at, _)| *at >= request.created) {
         seen(Source::Completions, at, Fact::WorkCompletionError { status });
+    }
+    let waits = transfers.of_room(request.room).is_some_and(|known| known.failure.is_some() || !known.is_over());
+    for error in server.native.device_errors.values().filter(|error| waits && error.at >= request.created) {
+        seen(Source::Devices, error.at, Fact::of_device(error));
     }
     let Some(counts) = room.chunks else { return };
     if counts.abandoned {

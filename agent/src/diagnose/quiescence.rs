@@ -155,7 +155,7 @@ pub(super) fn quiescence(tracked: &Tracked<'_>) -> Quiescence {
 /// Whether the engine's calls alone prove that nothing of the room is under way: each was watched since a time at which the
 /// hook said so (on releases without transfer queues, which it has no counts of: since before the request existed), some
 /// were posted, each one's end was seen, and no transfer that is under way could be another one's of this room.
-fn is_proved_by_transfers(tracked: &Tracked<'_>) -> bool {
+pub(super) fn is_proved_by_transfers(tracked: &Tracked<'_>) -> bool {
     let Tracked { request, room, server, transfers, .. } = *tracked;
     let has_queues = room.chunks.is_some_and(|counts| !counts.no_queues);
     let Some(settled) = (if has_queues { room.settled_at } else { Some(request.created) }) else { return false };
@@ -165,4 +165,9 @@ fn is_proved_by_transfers(tracked: &Tracked<'_>) -> bool {
     let since_then = |at: Option<Monotonic>| at.is_some_and(|at| at >= settled);
     let others_may_be_its = others.under_way().is_some() || (others.unproved > 0 && since_then(others.last_ended));
     watched && over && !others_may_be_its
+}
+
+/// Whether every call into the engine was seen since before the request existed.
+pub(super) fn is_watched(tracked: &Tracked<'_>) -> bool {
+    matches!(tracked.server.native.watch, Watch::Since { at, .. } if at <= tracked.request.created)
 }

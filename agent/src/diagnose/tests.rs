@@ -1,3 +1,5 @@
+//! What is joined of marks and the engine's calls: which worker a chunk waits for, and what an abandoned room's transfers prove.
+
 use std::time::Duration;
 
 use super::*;
@@ -151,17 +153,6 @@ fn a_worker_whose_transfer_moves_is_not_blocked() {
     world.tracker.observed(PROCESS, seen, Monotonic(world.time));
     assert_eq!(world.diagnosis(1, 3).cause, Cause::CapacityStall);
     assert_eq!(world.diagnosis(1, 11).cause, Cause::WorkerBlocked);
-}
-
-#[test]
-fn after_lost_events_no_worker_is_said_to_hold_what_it_held_before() {
-    let mut world = World::new(true);
-    world.taken(10, OTHER, Some(1));
-    world.request(1, ROOM);
-    world.chunk(7, ROOM, ChunkStep::Queued, (1, 0), Some(1));
-    assert_eq!(held(&world.diagnosis(1, 11)), Some((OTHER, 1)));
-    world.tracker.needs_resync(7, ResyncReason::EventsLost);
-    assert_eq!(held(&world.diagnosis(1, 11)), None);
 }
 
 /// A request whose worker left a chunk that it had posted, of which NIXL merged nine descriptors into one.

@@ -30,6 +30,7 @@ impl Pipeline {
             ("unknown_process", unused.unknown_process),
             ("unknown_sender", unused.unknown_sender),
             ("retired", unused.retired),
+            ("rooms_dropped", unused.rooms_dropped),
         ] {
             Metrics::raise(&metrics.events_unused.get_or_create(&reason(name)), total);
         }
@@ -175,5 +176,6 @@ impl Pipeline {
 fn errors(native: &NativeState) -> Vec<String> {
     let endpoint = native.endpoint_error.map(|failure| Fact::EndpointGivenUp { status: failure.status });
     let completion = native.completion_error.map(|(_, status)| Fact::WorkCompletionError { status });
-    endpoint.into_iter().chain(completion).map(|fact| fact.to_string()).collect()
+    let devices = native.device_errors.values().map(Fact::of_device);
+    endpoint.into_iter().chain(completion).chain(devices).map(|fact| fact.to_string()).collect()
 }

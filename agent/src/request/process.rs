@@ -1,5 +1,6 @@
 //! One traced process: its senders, rooms and queue, and how well all of it is known.
 
+mod dead;
 mod native;
 mod resync;
 
@@ -10,15 +11,12 @@ use super::{
     tracker::{Change, Step, Tracked, Unused},
     transfers::{Transfers, Work},
 };
+use dead::DeadRooms;
 use resync::Resync;
 
 use crate::event::{
     Backend, Body, ChunkCounts, ChunkStep, Event, LeaveReason, Phase, ProcessKey, Rid, Room, clock::Monotonic,
 };
-
-/// Rooms of a process. Those without a live sender are kept while they are busy or a handle of theirs may still be
-/// running; when there are too many, they are forgotten all at once and the hook is asked anew.
-const MAX_ROOMS: usize = 262_144;
 
 #[derive(Debug)]
 pub(super) struct Process {
@@ -26,7 +24,9 @@ pub(super) struct Process {
     clock_offset: i64,
     state: ServerState,
     requests: HashMap<u64, Request>,
+    /// Those that have a sender, and those that are kept without one.
     rooms: HashMap<Room, RoomState>,
+    dead: DeadRooms,
     transfers: Transfers,
     inflight: u32,
     newest_serial: u64,
@@ -51,6 +51,7 @@ impl Process {
             state: ServerState::new(Sync::Needed(ResyncReason::Attached)),
             requests: HashMap::new(),
             rooms: HashMap::new(),
+            dead: DeadRooms::default(),
             transfers: Transfers::new(max_transfers),
             inflight: 0,
             newest_serial: 0,
@@ -134,12 +135,13 @@ impl Process {
             Body::Update { room, requested, before, after } => {
                 self.update(*room, *requested, *before, *after, applying)
             }
-            Body::Send { room, sender, pages, last } => {
+            Body::Send { sender, pages, last, .. } => {
                 if let Some(request) = self.request(*sender, applying) {
                     request.sent_chunks = request.sent_chunks.saturating_add(1);
                     request.sent_pages = request.sent_pages.saturating_add(u64::from(*pages));
                     request.sent_last |= last;
-                    self.room(*room).sent_chunks += 1;
+                    let room = request.room;
+                    self.room(room).sent_chunks += 1;
                 }
             }
             Body::Clear { room, sender, removed } => self.clear(*room, *sender, *removed, applying),
@@ -157,7 +159,7 @@ impl Process {
                         request.peer_aborted = Some(at);
                     }
                 }
-                self.drop_idle_room(*room);
+                self.drop_idle_room(*room, applying);
             }
             Body::Chunk { room, step, counts, queue } => self.chunk(*room, *step, *counts, *queue, applying),
             Body::Pass { queue_length, passes } => self.pass(*queue_length, *passes, at),
@@ -174,10 +176,6 @@ impl Process {
     }
 
     fn room(&mut self, room: Room) -> &mut RoomState {
-        if self.rooms.len() >= MAX_ROOMS && !self.rooms.contains_key(&room) {
-            self.rooms.retain(|_, state| !state.senders.is_empty());
-            self.needs_resync(ResyncReason::TooManyRooms);
-        }
         self.rooms.entry(room).or_default()
     }
 
@@ -222,7 +220,7 @@ impl Process {
         }
         let (serial, room) = (request.serial, request.room);
         // A serial that is opened again is a hook's fault; the books must balance all the same.
-        self.take_out(serial);
+        let former = self.take_out(serial);
         self.newest_serial = self.newest_serial.max(serial);
         let state = self.rooms.entry(room).or_default();
         if let Some(&other) = state.senders.iter().rfind(|other| **other != serial) {
@@ -237,7 +235,11 @@ impl Process {
         if request.is_inflight() {
             self.inflight += 1;
         }
+        self.dead.forget(room);
         self.requests.insert(serial, request);
+        if let Some(former) = former.filter(|former| former.room != room) {
+            self.drop_idle_room(former.room, applying);
+        }
     }
 
     fn take_out(&mut self, serial: u64) -> Option<Request> {
@@ -245,7 +247,9 @@ impl Process {
         if request.is_inflight() {
             self.inflight = self.inflight.saturating_sub(1);
         }
-        self.room(request.room).senders.retain(|other| *other != serial);
+        if let Some(room) = self.rooms.get_mut(&request.room) {
+            room.senders.retain(|other| *other != serial);
+        }
         Some(request)
     }
 
@@ -253,7 +257,7 @@ impl Process {
     fn forget(&mut self, serial: u64, left: Option<LeaveReason>, applying: &mut Applying<'_>) {
         let Some(mut request) = self.take_out(serial) else { return };
         request.ended = Some(Ended { at: applying.at, left });
-        self.drop_idle_room(request.room);
+        self.drop_idle_room(request.room, applying);
         applying.changes.push(Change {
             key: self.request_key(serial),
             at: applying.at,
@@ -263,11 +267,20 @@ impl Process {
         });
     }
 
-    fn drop_idle_room(&mut self, room: Room) {
-        let Some(state) = self.rooms.get(&room) else { return };
-        let idle = |counts: &ChunkCounts| counts.queued == 0 && counts.working == 0;
-        let abandoned = state.chunks.is_some_and(|counts| counts.abandoned);
-        if state.senders.is_empty() && state.chunks.as_ref().is_none_or(idle) && !abandoned {
+    /// A room without a live sender is kept while a chunk of it is counted or a handle of it may still be running: its next
+    /// sender is to be told. There is always a place for a room that has a sender.
+    fn drop_idle_room(&mut self, room: Room, applying: &mut Applying<'_>) {
+        let Some(state) = self.rooms.get(&room).filter(|state| state.senders.is_empty()) else { return };
+        let is_idle = |counts: ChunkCounts| counts.queued == 0 && counts.working == 0 && !counts.abandoned;
+        let gone = if state.chunks.is_none_or(is_idle) {
+            self.dead.forget(room);
+            Some(room)
+        } else {
+            let oldest = self.dead.keep(room);
+            applying.unused.rooms_dropped += u64::from(oldest.is_some());
+            oldest
+        };
+        if let Some(room) = gone {
             self.rooms.remove(&room);
             self.transfers.room_without_senders(room);
         }
@@ -298,7 +311,7 @@ impl Process {
                 request.update_dropped = None;
             }
         }
-        self.drop_idle_room(room);
+        self.drop_idle_room(room, applying);
     }
 
     fn clear(&mut self, room: Room, serial: u64, removed: bool, applying: &mut Applying<'_>) {
@@ -319,7 +332,7 @@ impl Process {
         if self.request(serial, applying).is_some_and(over) {
             self.forget(serial, None, applying);
         }
-        self.drop_idle_room(room);
+        self.drop_idle_room(room, applying);
     }
 
     fn enter(&mut self, serial: u64, rid: Option<&Rid>, applying: &mut Applying<'_>) {
@@ -336,17 +349,9 @@ impl Process {
     fn leave(&mut self, serial: u64, reason: LeaveReason, applying: &mut Applying<'_>) {
         match reason {
             LeaveReason::Success | LeaveReason::Failed => {
-                // What is under way on a room may be another sender's that has sent something too.
-                let has_sent = |other: &u64| self.requests.get(other).is_some_and(|other| other.sent_chunks > 0);
-                let alone = |request: &&Request| {
-                    let room = self.rooms.get(&request.room);
-                    room.is_some_and(|it| !it.senders.iter().any(|other| *other != serial && has_sent(other)))
-                };
                 // A server that polled Success had asked each handle; what is left is that its end was not seen here yet.
-                let failed = |it: &&Request| reason == LeaveReason::Failed && it.sent_chunks > 0;
-                let failed = self.requests.get(&serial).filter(failed);
-                if let Some(room) = failed.filter(alone).map(|request| request.room) {
-                    self.pages_released(room);
+                if reason == LeaveReason::Failed {
+                    self.pages_released(serial);
                 }
                 self.forget(serial, Some(reason), applying);
             }
@@ -361,7 +366,14 @@ impl Process {
         }
     }
 
-    fn chunk(&mut self, room: Room, step: ChunkStep, counts: ChunkCounts, queue: Option<u64>, applying: &Applying<'_>) {
+    fn chunk(
+        &mut self,
+        room: Room,
+        step: ChunkStep,
+        counts: ChunkCounts,
+        queue: Option<u64>,
+        applying: &mut Applying<'_>,
+    ) {
         let state = self.room(room);
         state.counted(counts, applying.at);
         if step == ChunkStep::Queued {
@@ -375,6 +387,10 @@ impl Process {
             }
             ChunkStep::Ended => self.transfers.working_on(applying.tid, None),
         }
-        self.drop_idle_room(room);
+        self.drop_idle_room(room, applying);
     }
 }
+
+#[cfg(test)]
+#[path = "process/room_tests.rs"]
+mod room_tests;

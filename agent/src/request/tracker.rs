@@ -3,7 +3,7 @@
 use std::{collections::HashMap, time::Duration};
 
 use super::{
-    Request, RequestKey, ResyncReason, RoomState, ServerState,
+    DeviceError, Request, RequestKey, ResyncReason, RoomState, ServerState,
     process::{Applying, Process},
     transfer::Observation,
     transfers::{Counted, Transfers},
@@ -62,6 +62,8 @@ pub struct Unused {
     pub unknown_sender: u64,
     /// Requests that were forgotten because there were too many.
     pub retired: u64,
+    /// Rooms without a sender that were forgotten because there were too many: a handle of theirs may still be running.
+    pub rooms_dropped: u64,
 }
 
 /// Everything that is known of the node's requests.
@@ -180,6 +182,13 @@ impl Tracker {
     pub fn looked(&mut self, key: ProcessKey, polls: &HashMap<u64, u64>, began: Monotonic, at: Monotonic) {
         if let Some(process) = self.process_mut(key) {
             process.looked(polls, began, at);
+        }
+    }
+
+    /// Takes over what a device that a process has open counted.
+    pub fn device_error(&mut self, key: ProcessKey, error: DeviceError) {
+        if let Some(process) = self.process_mut(key) {
+            process.device_error(error);
         }
     }
 

@@ -3,7 +3,7 @@
 
 mod lifecycle;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 
 use super::{
     correlate::{NotJoined, TransferSubject},
@@ -30,7 +30,8 @@ pub struct Counted {
     pub ended: HashMap<(Engine, &'static str), (u64, u64)>,
     /// Transfers that could not be joined, by reason.
     pub not_joined: HashMap<NotJoined, u64>,
-    /// Transfers that were not kept, because there were too many.
+    /// Transfers that were not kept, because there were too many. Each is counted once, whether it is known by its making
+    /// or by its posting.
     pub not_kept: u64,
     /// Transfers whose bytes are extrapolated, or not known at all.
     pub size_not_known: u64,
@@ -63,6 +64,8 @@ pub struct Work {
 #[derive(Debug)]
 pub struct Transfers {
     live: HashMap<Handle, Transfer>,
+    /// Handles whose transfer could not be kept when it was made, and is counted.
+    refused: HashSet<Handle>,
     /// Handles that were not under way when they were put here: the first to go when there are too many.
     idle: VecDeque<(Handle, u64)>,
     /// Transfers that were given up and may go on, by generation: they have no handle any more.
@@ -86,6 +89,7 @@ impl Transfers {
     pub fn new(limit: usize) -> Self {
         Self {
             live: HashMap::new(),
+            refused: HashSet::new(),
             idle: VecDeque::new(),
             abandoned: HashMap::new(),
             flushes: Flushes::default(),
@@ -98,6 +102,11 @@ impl Transfers {
             limit,
             counted: Counted::default(),
         }
+    }
+
+    /// Whether there ever was one.
+    pub fn has_seen_any(&self) -> bool {
+        self.generation > 0
     }
 
     /// What is known of a room's transfers.
@@ -169,7 +178,7 @@ impl Transfers {
         };
     }
 
-    /// Marks were lost: a worker may be done with its chunk, or have another one by now.
+    /// What workers are doing is not known any more.
     pub(super) fn forget_workers(&mut self) {
         self.workers.clear();
     }
@@ -279,12 +288,10 @@ impl Transfers {
         self.live.get(&handle).filter(|transfer| transfer.generation == generation).map(|transfer| transfer.since)
     }
 
-    /// Takes over what was read of a transfer in the server's memory, unless the handle is another one's by now.
+    /// Takes over what was read of a transfer in the server's memory, unless it has ended, or the handle is another one's, by
+    /// now.
     pub fn observed(&mut self, seen: Observation, at: Monotonic, has_senders: impl Fn(Room) -> bool) {
-        // One that has ended meanwhile is in the books already.
-        let is_it = |transfer: &&mut Transfer| {
-            transfer.generation == seen.generation && transfer.state == TransferState::InFlight
-        };
+        let is_it = |it: &&mut Transfer| it.generation == seen.generation && it.state == TransferState::InFlight;
         let live = self.live.get_mut(&seen.handle).filter(is_it);
         // Mooncake keeps a batch that was given up; NIXL's handle may have been another transfer's when it was read.
         let given_up = self.abandoned.get_mut(&seen.generation).filter(|it| it.handle.engine == Engine::Mooncake);

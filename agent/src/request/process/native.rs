@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::{
     super::{
-        EndpointFailure, Watch,
+        DeviceError, EndpointFailure, Watch,
         transfer::Observation,
         transfers::{Counted, Transfers},
     },
@@ -66,9 +66,19 @@ impl Process {
         self.transfers.looked(polls, began, at);
     }
 
-    /// A request leaves the inflight queue: the server gives its pages to others.
-    pub(super) fn pages_released(&mut self, room: Room) {
-        if self.transfers.of_room(room).is_some_and(|known| known.under_way().is_some()) {
+    /// A device that it has open counted an error.
+    pub(in crate::request) fn device_error(&mut self, error: DeviceError) {
+        self.state.native.device_errors.insert(error.kind, error);
+    }
+
+    /// A request that failed leaves the inflight queue: the server gives its pages to others. What is under way on its room is
+    /// its own, unless another sender of the room has sent something too.
+    pub(super) fn pages_released(&mut self, serial: u64) {
+        let Some(request) = self.requests.get(&serial).filter(|request| request.sent_chunks > 0) else { return };
+        let has_sent = |other: &u64| self.requests.get(other).is_some_and(|other| other.sent_chunks > 0);
+        let senders = self.rooms.get(&request.room).map(|room| room.senders.as_slice()).unwrap_or_default();
+        let is_its = !senders.iter().any(|other| *other != serial && has_sent(other));
+        if is_its && self.transfers.of_room(request.room).is_some_and(|known| known.under_way().is_some()) {
             self.transfers.count_unsafe_release();
         }
     }

@@ -26,9 +26,6 @@ impl Process {
         if !matches!(self.state.sync, Sync::Needed(_)) {
             self.state.sync = Sync::Needed(reason);
         }
-        if reason == ResyncReason::EventsLost {
-            self.transfers.forget_workers();
-        }
         self.resync = None;
     }
 
@@ -61,7 +58,13 @@ impl Process {
     }
 
     pub(super) fn begin_resync(&mut self, epoch: u64) {
-        if matches!(self.state.sync, Sync::Asked { epoch: asked, .. } if asked == epoch) {
+        if let Sync::Asked { epoch: asked, reason, .. } = self.state.sync
+            && asked == epoch
+        {
+            if reason.is_loss() {
+                // That a worker was done with its chunk may be among what was lost.
+                self.transfers.forget_workers();
+            }
             self.resync = Some(Resync { epoch, entries: 0, alive: HashSet::new() });
         }
     }
@@ -78,8 +81,10 @@ impl Process {
         state.sent_chunks = state.sent_chunks.max(entry.sent_chunks.into());
         state.known_absent |= entry.dropped.is_some() || entry.cleared_by.is_some();
         let is_new = known.is_none();
+        let former_room = known.as_ref().map(|known| known.room);
         let before = known.unwrap_or_else(|| Request::opened(serial, room, entry.backend, applying.at));
         let request = Request {
+            room,
             rid: entry.rid.or(before.rid),
             created: entry.created.unwrap_or(before.created),
             phase: entry.phase,
@@ -101,6 +106,9 @@ impl Process {
             ..before
         };
         self.insert(request, applying);
+        if let Some(former) = former_room.filter(|former| *former != room) {
+            self.drop_idle_room(former, applying);
+        }
         if is_new {
             self.changed(serial, Step::Resynchronised, applying);
         }
