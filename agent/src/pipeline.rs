@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     check,
     config::Config,
-    core::Core,
+    core::{Core, EVALUATION_BUDGET, Effects, Input, Pace},
     event::{
         ProcessKey, Rid,
         clock::{Monotonic, WallClock},
@@ -206,20 +206,34 @@ impl Pipeline {
     /// Applies what waits in the ring; returns how many events that were.
     fn drain(&mut self) -> usize {
         let Self { ring, core, metrics, .. } = self;
-        let (mut changes, mut applied) = (Vec::new(), 0);
+        let (mut effects, mut applied) = (Effects::default(), 0);
         let count = ring.drain(MAX_BATCH, |event| match event {
             Ok(event) => {
                 applied += 1;
-                core.apply(&event, &mut changes);
+                core.apply(Input::Event(event), &mut effects);
             }
             Err(error) => {
                 metrics.decode_errors.get_or_create(&reason(error.name())).inc();
             }
         });
         self.metrics.events_applied.inc_by(applied);
-        self.changed(changes);
+        self.take_in(effects);
         self.hear();
         count
+    }
+
+    /// Tells the core something, and everybody else what comes of it.
+    fn apply(&mut self, input: Input) {
+        let mut effects = Effects::default();
+        self.core.apply(input, &mut effects);
+        self.take_in(effects);
+    }
+
+    fn take_in(&mut self, effects: Effects) {
+        self.changed(effects.changes);
+        for verdict in effects.verdicts {
+            self.tell(verdict);
+        }
     }
 
     fn changed(&mut self, changes: Vec<Change>) {
@@ -239,7 +253,7 @@ impl Pipeline {
             if self.notices.is_some() {
                 let rid = match ended.get(&change.key) {
                     Some(rid) => rid.clone(),
-                    None => self.core.tracker.get(change.key).and_then(|tracked| tracked.request.rid.clone()),
+                    None => self.core.tracker().get(change.key).and_then(|tracked| tracked.request.rid.clone()),
                 };
                 self.notify(Notice::Step { change: Box::new(change), rid });
             }
@@ -251,9 +265,7 @@ impl Pipeline {
         self.resynchronise(now);
         self.observe(now);
         self.begin_look(now);
-        for verdict in self.core.tick(now) {
-            self.tell(verdict);
-        }
+        self.apply(Input::Tick { now, pace: Pace::Within(EVALUATION_BUDGET) });
         for (key, outcome) in self.ladder.expire(now) {
             self.acted(key, outcome);
         }
@@ -308,9 +320,7 @@ impl Pipeline {
         let outcome = match read_rules(self.config.rules.clone()) {
             Ok(rules) => {
                 tracing::info!(rules = rules.len(), "rules reloaded");
-                for verdict in self.core.replace_rules(rules, Monotonic::now()) {
-                    self.tell(verdict);
-                }
+                self.apply(Input::Rules { rules: Box::new(rules), at: Monotonic::now() });
                 "loaded"
             }
             Err(problems) => {
