@@ -3,6 +3,7 @@
 //! again.
 
 mod input;
+mod snapshot;
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -11,7 +12,9 @@ use std::{
 };
 
 use input::Stopwatch;
-pub use input::{Effects, Input, Pace};
+pub use input::{Effects, Input, Pace, Rules};
+pub use snapshot::Snapshot;
+pub(crate) use snapshot::write as write_snapshot;
 
 use crate::{
     diagnose::{Cause, Diagnosis, diagnose},
@@ -70,7 +73,11 @@ impl Core {
             Input::NativeLost { process, at } => tracker.native_lost(process, at),
             Input::Observed { process, seen, at } => tracker.observed(process, seen, at),
             Input::Looked { process, polls, began, at } => tracker.looked(process, &polls, began, at),
-            Input::Rules { rules, at } => effects.verdicts.extend(self.replace_rules(*rules, at)),
+            Input::Snapshot(snapshot) => self.restore(*snapshot),
+            Input::Rules { rules: Rules::Here(rules), at } => {
+                effects.verdicts.extend(self.replace_rules(*rules, at));
+            }
+            Input::Rules { rules: Rules::Elsewhere { .. }, .. } => {}
             Input::Tick { now, pace } => {
                 let stopwatch = Stopwatch::start(pace);
                 effects.verdicts.extend(self.tick(now, &stopwatch));

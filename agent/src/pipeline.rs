@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     check,
     config::Config,
-    core::{Core, EVALUATION_BUDGET, Effects, Input, Pace},
+    core::{Core, EVALUATION_BUDGET, Effects, Input, Pace, Rules},
     event::{
         ProcessKey, Rid,
         clock::{Monotonic, WallClock},
@@ -320,7 +320,7 @@ impl Pipeline {
         let outcome = match read_rules(self.config.rules.clone()) {
             Ok(rules) => {
                 tracing::info!(rules = rules.len(), "rules reloaded");
-                self.apply(Input::Rules { rules: Box::new(rules), at: Monotonic::now() });
+                self.apply(Input::Rules { rules: Rules::Here(Box::new(rules)), at: Monotonic::now() });
                 "loaded"
             }
             Err(problems) => {

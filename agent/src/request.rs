@@ -12,10 +12,13 @@ pub mod transfers;
 
 use serde::Serialize;
 
-use crate::event::{
-    Backend, ChunkCounts, Hello, LeaveReason, Phase, ProcessKey, Rid, Room,
-    clock::Monotonic,
-    native::{Engine, ErrorPoint},
+use crate::{
+    event::{
+        Backend, ChunkCounts, Hello, LeaveReason, Phase, ProcessKey, Rid, Room,
+        clock::Monotonic,
+        native::{Engine, ErrorPoint},
+    },
+    record::codec::recorded,
 };
 
 /// A request instance.
@@ -69,6 +72,13 @@ pub struct Request {
     /// How it ended, when it did.
     pub ended: Option<Ended>,
 }
+
+recorded!(struct Request {
+    serial, room, rid, backend, created, phase, phase_since, entered, sent_chunks, sent_pages, sent_last, aborted,
+    update_dropped, peer_aborted, shared_with, cleared_by, cleared_at, remedied, ended,
+});
+recorded!(struct Aborted { at, passes });
+recorded!(struct Ended { at, left });
 
 /// An `abort()` that was seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -142,6 +152,8 @@ pub struct RoomState {
     pub sent_chunks: u64,
 }
 
+recorded!(struct RoomState { senders, chunks, busy_until, status, known_absent, sent_chunks });
+
 /// Why the tracker's picture of a process may be wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -212,6 +224,9 @@ pub struct ServerState {
     pub native: NativeState,
 }
 
+recorded!(struct ServerState { hello, sync, queue_length, passes, paused, native });
+recorded!(enum Sync { 0 Complete {}, 1 Needed(reason), 2 Asked { epoch, at, reason } });
+
 impl ServerState {
     /// A server that has said nothing yet.
     pub fn new(sync: Sync) -> Self {
@@ -246,6 +261,10 @@ pub struct NativeState {
     /// The work completion with an error that came last: when, its `ibv_wc_status`.
     pub completion_error: Option<(Monotonic, u32)>,
 }
+
+recorded!(enum Watch { 0 No {}, 1 Since { at, engine } });
+recorded!(struct NativeState { watch, endpoint_error, completion_error });
+recorded!(struct EndpointFailure { at, point, status });
 
 /// An endpoint that was given up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,6 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use super::Snapshot;
 use crate::{
     event::{Event, ProcessKey, clock::Monotonic, native::Engine},
     request::{ResyncReason, tracker::Change, transfer::Observation},
@@ -18,6 +19,9 @@ use crate::{
 /// One thing that the core is told.
 #[derive(Debug)]
 pub enum Input {
+    /// Everything that was known at one moment: replaces what is known. A recording that has lost its beginning begins
+    /// with it.
+    Snapshot(Box<Snapshot>),
     /// A server is tracked from now on.
     Attach {
         /// Which.
@@ -93,7 +97,7 @@ pub enum Input {
     /// Other rules apply from now on.
     Rules {
         /// They.
-        rules: Box<RuleSet>,
+        rules: Rules,
         /// When.
         at: Monotonic,
     },
@@ -104,6 +108,28 @@ pub enum Input {
         /// How many requests are evaluated before the tick ends.
         pace: Pace,
     },
+}
+
+/// Rules that are to apply.
+#[derive(Debug)]
+pub enum Rules {
+    /// These.
+    Here(Box<RuleSet>),
+    /// Some that are not at hand: a recording has their digest only. The rules that apply stay.
+    Elsewhere {
+        /// [`RuleSet::digest`].
+        digest: String,
+    },
+}
+
+impl Rules {
+    /// [`RuleSet::digest`].
+    pub fn digest(&self) -> &str {
+        match self {
+            Self::Here(rules) => rules.digest(),
+            Self::Elsewhere { digest } => digest,
+        }
+    }
 }
 
 /// How far a tick gets. The clock decides while the agent runs, which is an input as well: a replay stops at the same
