@@ -3,6 +3,7 @@
 //! Draining, evaluating and looking for servers take turns in one `select!`; nothing else touches the state. The ring
 //! is the queue in front of the loop (what does not fit is counted in BPF), and each sink has its own behind it.
 
+mod dumps;
 mod engines;
 mod looks;
 pub mod notice;
@@ -22,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     check,
     config::Config,
-    core::{Core, EVALUATION_BUDGET, Effects, Input, Pace, Rules},
+    core::{EVALUATION_BUDGET, Effects, Input, Pace, Rules},
     event::{
         ProcessKey, Rid,
         clock::{Monotonic, WallClock},
@@ -30,12 +31,17 @@ use crate::{
     kernel::{Kernel, canary::ReturnProbes, ring::Ring},
     metrics::{Metrics, OutcomeLabel, reason},
     problem::Problem,
+    record::{
+        flight::Flight,
+        folder::{Folder, FolderError},
+        recorder::{Recording, Span},
+    },
     remedy::ladder::Ladder,
     request::{
         RequestKey,
         tracker::{Change, Limits},
     },
-    rule::{Mode, RuleSet},
+    rule::{Mode, RuleSet, alert::AlertState},
     server::status::{Health, Status},
     sink::{
         alertmanager::{AlertmanagerSink, SetupError},
@@ -43,6 +49,7 @@ use crate::{
     },
     verdict::Verdict,
 };
+use dumps::Dumps;
 use engines::Survey;
 use looks::Looking;
 use notice::Notice;
@@ -82,6 +89,19 @@ pub struct Parts {
     pub returns: ReturnProbes,
     /// Whether servers are asked for their state. Off only in tests, which show what is not known then.
     pub resynchronise: bool,
+    /// Records so long even where no folder is configured: [`Pipeline::run`] returns it.
+    pub record_for: Option<Duration>,
+}
+
+/// What others ask of a running pipeline.
+#[derive(Debug)]
+pub struct Requests {
+    /// The HTTP server: for the status.
+    pub status: mpsc::Receiver<oneshot::Sender<Status>>,
+    /// For the rules to be read again.
+    pub reload: mpsc::Receiver<()>,
+    /// For what the flight recorder has.
+    pub dump: mpsc::Receiver<()>,
 }
 
 /// Why a pipeline cannot start.
@@ -93,12 +113,16 @@ pub enum StartError {
     /// The Alertmanagers.
     #[error(transparent)]
     Alertmanager(#[from] SetupError),
+    /// The folder of recordings.
+    #[error(transparent)]
+    Recordings(#[from] FolderError),
 }
 
 /// The loop's state.
 pub struct Pipeline {
     config: Config,
-    core: Core,
+    core: Flight,
+    dumps: Option<Dumps>,
     kernel: Kernel,
     ring: Ring,
     metrics: Metrics,
@@ -125,9 +149,11 @@ impl Pipeline {
     ///
     /// # Errors
     ///
-    /// The audit log cannot be opened, or the Alertmanagers' settings cannot be used.
+    /// The audit log cannot be opened, the Alertmanagers' settings cannot be used, or the folder of recordings is not there
+    /// or another agent's.
     pub fn start(parts: Parts) -> Result<Self, StartError> {
-        let Parts { config, rules, kernel, ring, metrics, health, notices, only, returns, resynchronise } = parts;
+        let Parts { config, rules, kernel, ring, metrics, health, notices, only, returns, resynchronise, record_for } =
+            parts;
         let audit = config.audit.path.as_deref().map(Audit::open).transpose()?;
         let alertmanager = (!config.alertmanager.urls.is_empty())
             .then(|| AlertmanagerSink::start(config.alertmanager.clone().into()))
@@ -135,9 +161,15 @@ impl Pipeline {
         if config.mode > Mode::Observe && audit.is_none() {
             tracing::warn!(mode = config.mode.name(), "no audit.path is set: what cannot be recorded is not done");
         }
+        let dumps = config.record.folder.as_deref().map(Folder::take).transpose()?;
+        let dumps = dumps.map(|folder| Dumps::new(folder, config.record.on_firing, config.record.max_files));
+        let record_for = record_for.map(|time| Span { time, bytes: config.record.max_bytes });
+        let span = record_for.or(config.record.span());
+        let limits = Limits { requests: config.max_requests, transfers: config.max_transfers };
         let (surveyed, surveys) = mpsc::channel(1);
         Ok(Self {
-            core: Core::new(rules, Limits { requests: config.max_requests, transfers: config.max_transfers }),
+            core: Flight::new(rules, limits, &config.node, span, Monotonic::now()),
+            dumps,
             ladder: Ladder::new(config.remediation.max_per_minute),
             epoch: Monotonic::now().0,
             servers: HashMap::new(),
@@ -161,13 +193,9 @@ impl Pipeline {
         })
     }
 
-    /// Runs until `stop`. `status` are questions of the HTTP server, `reload` asks for the rules to be read again.
-    pub async fn run(
-        mut self,
-        stop: CancellationToken,
-        mut status: mpsc::Receiver<oneshot::Sender<Status>>,
-        mut reload: mpsc::Receiver<()>,
-    ) {
+    /// Runs until `stop`; then it tells what it has recorded.
+    pub async fn run(mut self, stop: CancellationToken, requests: Requests) -> Option<Recording> {
+        let Requests { mut status, mut reload, mut dump } = requests;
         let mut drain = pin!(sleep(Duration::ZERO));
         let mut quiet_looks = 0_u32;
         let mut tick = interval(TICK);
@@ -176,7 +204,7 @@ impl Pipeline {
             timer.set_missed_tick_behavior(MissedTickBehavior::Delay);
         }
         let (found, mut targets) = mpsc::channel(1);
-        let Some(mut surveys) = self.surveys.take() else { return };
+        let mut surveys = self.surveys.take()?;
         loop {
             tokio::select! {
                 () = stop.cancelled() => break,
@@ -198,9 +226,14 @@ impl Pipeline {
                     let _ = answer.send(self.status(Monotonic::now()));
                 }
                 Some(()) = reload.recv() => self.reload(),
+                Some(()) = dump.recv() => self.request_dump(),
             }
         }
+        self.end_look();
+        self.drain();
+        let recording = self.core.recording();
         self.shut_down().await;
+        recording
     }
 
     /// Applies what waits in the ring; returns how many events that were.
@@ -232,6 +265,9 @@ impl Pipeline {
     fn take_in(&mut self, effects: Effects) {
         self.changed(effects.changes);
         for verdict in effects.verdicts {
+            if verdict.state == AlertState::Firing {
+                self.alert_dump();
+            }
             self.tell(verdict);
         }
     }
@@ -266,6 +302,7 @@ impl Pipeline {
         self.observe(now);
         self.begin_look(now);
         self.apply(Input::Tick { now, pace: Pace::Within(EVALUATION_BUDGET) });
+        self.dump(now);
         for (key, outcome) in self.ladder.expire(now) {
             self.acted(key, outcome);
         }
@@ -342,8 +379,6 @@ impl Pipeline {
     }
 
     async fn shut_down(mut self) {
-        self.end_look();
-        self.drain();
         let attached: Vec<ProcessKey> = self.kernel.attached().collect();
         for key in attached {
             self.kernel.detach(key);

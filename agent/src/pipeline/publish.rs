@@ -20,6 +20,7 @@ impl Pipeline {
         self.publish_alerts();
         self.publish_queues();
         self.publish_transfers(now);
+        self.publish_recorder();
         let metrics = &self.metrics;
         for state in ["watched", "without_control", "without_hook"] {
             let count = self.servers.values().filter(|server| server.state() == state).count();
