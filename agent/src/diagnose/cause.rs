@@ -223,7 +223,7 @@ fn was_reset(native: &NativeState, since: Monotonic, failed: Monotonic) -> bool 
 /// What a worker has been doing longest for a room other than this one, and how many such rooms there are.
 pub(super) fn longest_work_of_others(transfers: &Transfers, room: Room) -> Option<(Work, usize)> {
     let others = transfers.workers().values().filter(|work| work.room != room);
-    others.clone().min_by_key(|work| work.since).map(|work| (*work, others.count()))
+    others.clone().min_by_key(|work| (work.since, work.room)).map(|work| (*work, others.count()))
 }
 
 #[cfg(test)]
