@@ -7,12 +7,11 @@ use std::{hint::black_box, time::Duration};
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use dislodge::{
-    core::Core,
+    core::{Core, EVALUATION_BUDGET, Effects, Input, Pace},
     diagnose::diagnose,
     event::{ProcessKey, clock::Monotonic, decode::decode},
     request::{RequestKey, tracker::Limits},
     rule::load,
-    verdict::ServerIdentity,
 };
 use dislodge_ebpf::wire::{Header, Kind, Mark};
 use zerocopy::IntoBytes as _;
@@ -57,7 +56,8 @@ fn healthy(sender: u64, at: u64) -> Vec<Vec<u8>> {
 fn core() -> Core {
     let rules = load::defaults().expect("the default rules load");
     let mut core = Core::new(rules, Limits { requests: 1_000_000, transfers: 65_536 });
-    core.attach(PROCESS, ServerIdentity::default(), 0);
+    let attach = Input::Attach { process: PROCESS, identity: Box::default(), clock_offset: 0 };
+    core.apply(attach, &mut Effects::default());
     core
 }
 
@@ -71,16 +71,17 @@ fn events(criterion: &mut Criterion) {
     group.throughput(Throughput::Elements(stream.len() as u64)).measurement_time(Duration::from_secs(5));
     group.bench_function("decode, apply, diagnose", |bencher| {
         let mut core = core();
-        let mut changes = Vec::new();
+        let mut effects = Effects::default();
         bencher.iter(|| {
             for bytes in &stream {
                 let event = decode(bytes).expect("it is an event");
-                core.apply(&event, &mut changes);
-                for change in changes.drain(..) {
+                let at = event.at;
+                core.apply(Input::Event(event), &mut effects);
+                for change in effects.changes.drain(..) {
                     if change.ended.is_none()
-                        && let Some(tracked) = core.tracker.get(change.key)
+                        && let Some(tracked) = core.tracker().get(change.key)
                     {
-                        black_box(diagnose(&tracked, event.at));
+                        black_box(diagnose(&tracked, at));
                     }
                 }
             }
@@ -91,20 +92,26 @@ fn events(criterion: &mut Criterion) {
 
 fn tick(criterion: &mut Criterion) {
     let mut core = core();
-    let mut changes = Vec::new();
+    let mut effects = Effects::default();
     for sender in 1..=100_000 {
         // All but the last four steps: in the queue, being transferred.
         for bytes in &healthy(sender, 1_000_000_000)[..8] {
-            core.apply(&decode(bytes).expect("it is an event"), &mut changes);
+            core.apply(Input::Event(decode(bytes).expect("it is an event")), &mut effects);
         }
-        changes.clear();
+        effects.changes.clear();
     }
-    assert!(core.tracker.get(RequestKey { process: PROCESS, serial: 1 }).is_some());
+    assert!(core.tracker().get(RequestKey { process: PROCESS, serial: 1 }).is_some());
     let mut group = criterion.benchmark_group("tick");
     group.sample_size(10);
     for (name, age) in [("young", 1), ("older than every threshold", 4_000)] {
         let now = Monotonic(1_000_000_000 * (age + 1));
-        group.bench_function(format!("100,000 {name} requests"), |bencher| bencher.iter(|| black_box(core.tick(now))));
+        group.bench_function(format!("100,000 {name} requests"), |bencher| {
+            bencher.iter(|| {
+                let mut effects = Effects::default();
+                core.apply(Input::Tick { now, pace: Pace::Within(EVALUATION_BUDGET) }, &mut effects);
+                black_box(effects)
+            });
+        });
     }
     group.finish();
 }

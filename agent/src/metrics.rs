@@ -96,6 +96,15 @@ pub struct ProbeLabel {
     pub state: &'static str,
 }
 
+/// Labels of recordings.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct RecordingLabel {
+    /// `alert` or `request`.
+    pub reason: &'static str,
+    /// `written` or `failed`.
+    pub outcome: &'static str,
+}
+
 /// Labels of an alert.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct AlertLabel {
@@ -210,6 +219,12 @@ pub struct Metrics {
     pub alertmanager_dropped: Count,
     /// Records that could not be written to the audit log.
     pub audit_errors: Count,
+    /// Recordings by reason and outcome.
+    pub recordings: Family<RecordingLabel, Count>,
+    /// Bytes that the flight recorder keeps.
+    pub recorder_bytes: Number,
+    /// Inputs that the flight recorder does not keep any more, or could not, by reason.
+    pub recorder_dropped: Family<Reason, Count>,
     /// Remediations by outcome.
     pub remediations: Family<OutcomeLabel, Count>,
     /// Remediations that a guard refused, by reason: of the agent's, and `hook_…` of the hook's.
@@ -249,6 +264,11 @@ impl Metrics {
         let dropped = "Firing alerts that found the Alertmanager sink full";
         r.register("alertmanager_dropped", dropped, self.alertmanager_dropped.clone());
         r.register("audit_errors", "Records that could not be written to the audit log", self.audit_errors.clone());
+        r.register("recordings", "Recordings by reason and outcome", self.recordings.clone());
+        let kept = "What the flight recorder keeps in memory";
+        r.register_with_unit("recorder", kept, Unit::Bytes, self.recorder_bytes.clone());
+        let dropped = "Inputs that the flight recorder does not keep any more, or could not";
+        r.register("recorder_dropped_inputs", dropped, self.recorder_dropped.clone());
         r.register("remediations", "Remediations by outcome", self.remediations.clone());
         r.register("remediation_refusals", "Remediations that a guard refused", self.refusals.clone());
         registry

@@ -10,8 +10,6 @@ pub mod tracker;
 pub mod transfer;
 pub mod transfers;
 
-use std::{collections::BTreeMap, sync::Arc};
-
 use serde::Serialize;
 
 use crate::{
@@ -20,6 +18,7 @@ use crate::{
         clock::Monotonic,
         native::{Engine, ErrorPoint},
     },
+    record::codec::recorded,
     target::device::DeviceErrorKind,
 };
 
@@ -76,6 +75,13 @@ pub struct Request {
     /// How it ended, when it did.
     pub ended: Option<Ended>,
 }
+
+recorded!(struct Request {
+    serial, room, rid, backend, created, phase, phase_since, phase_passes, entered, sent_chunks, sent_pages, sent_last, aborted,
+    update_dropped, peer_aborted, shared_with, cleared_by, cleared_at, remedied, ended,
+});
+recorded!(struct Aborted { at, passes });
+recorded!(struct Ended { at, left });
 
 /// An `abort()` that was seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -164,6 +170,8 @@ impl RoomState {
     }
 }
 
+recorded!(struct RoomState { senders, chunks, queue, settled_at, busy_until, status, known_absent, sent_chunks });
+
 /// Why the tracker's picture of a process may be wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -239,6 +247,9 @@ pub struct ServerState {
     pub native: NativeState,
 }
 
+recorded!(struct ServerState { hello, sync, queue_length, passes, paused, native });
+recorded!(enum Sync { 0 Complete {}, 1 Needed(reason), 2 Asked { epoch, at, reason } });
+
 impl ServerState {
     /// A server that has said nothing yet.
     pub fn new(sync: Sync) -> Self {
@@ -273,7 +284,7 @@ pub struct NativeState {
     /// The work completion with an error that came last: when, its `ibv_wc_status`.
     pub completion_error: Option<(Monotonic, u32)>,
     /// What its RDMA devices counted last, of each kind of error.
-    pub device_errors: BTreeMap<DeviceErrorKind, DeviceError>,
+    pub device_errors: Vec<DeviceError>,
 }
 
 /// An error that an RDMA device counted: of whoever uses it.
@@ -282,16 +293,20 @@ pub struct DeviceError {
     /// When it was read.
     pub at: Monotonic,
     /// The device's name.
-    pub device: Arc<str>,
+    pub device: String,
     /// The port's number.
     pub port: u32,
     /// The counter, as the driver names it.
-    pub counter: Arc<str>,
+    pub counter: String,
     /// What it counts.
     pub kind: DeviceErrorKind,
     /// How many more since the reading before.
     pub by: u64,
 }
+
+recorded!(enum Watch { 0 No {}, 1 Since { at, engine } });
+recorded!(struct NativeState { watch, endpoint_error, completion_error, device_errors });
+recorded!(struct EndpointFailure { at, point, status });
 
 /// An endpoint that was given up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

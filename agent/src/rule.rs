@@ -107,14 +107,20 @@ pub struct RuleIndex(pub u16);
 #[derive(Debug, Default)]
 pub struct RuleSet {
     rules: Vec<Rule>,
+    digest: String,
 }
 
 impl RuleSet {
     /// More rules than this in one set are refused.
     pub const MAX: usize = 1_000;
 
-    fn new(rules: Vec<Rule>) -> Self {
-        Self { rules }
+    fn new(rules: Vec<Rule>, digest: String) -> Self {
+        Self { rules, digest }
+    }
+
+    /// SHA-256 of the files that they come from, one after the other, as 64 hexadecimal digits.
+    pub fn digest(&self) -> &str {
+        &self.digest
     }
 
     /// The rule of that number.

@@ -4,13 +4,7 @@
 #[path = "support/support.rs"]
 mod support;
 
-use std::{
-    fs,
-    os::unix::fs::MetadataExt as _,
-    path::{Path, PathBuf},
-    process::Command,
-    time::Duration,
-};
+use std::{fs, os::unix::fs::MetadataExt as _, path::PathBuf, process::Command, time::Duration};
 
 use dislodge::{
     event::{

@@ -90,7 +90,7 @@ impl Fact {
     /// What a device counted.
     pub fn of_device(error: &DeviceError) -> Self {
         let DeviceError { device, port, counter, by, .. } = error;
-        Self::DeviceCounted { device: device.to_string(), port: *port, counter: counter.to_string(), by: *by }
+        Self::DeviceCounted { device: device.clone(), port: *port, counter: counter.clone(), by: *by }
     }
 }
 
@@ -242,7 +242,7 @@ fn of_transfers(tracked: &Tracked<'_>, now: Monotonic, evidence: &mut Vec<Eviden
         seen(Source::Completions, at, Fact::WorkCompletionError { status });
     }
     let waits = transfers.of_room(request.room).is_some_and(|known| known.failure.is_some() || !known.is_over());
-    for error in server.native.device_errors.values().filter(|error| waits && error.at >= request.created) {
+    for error in server.native.device_errors.iter().filter(|error| waits && error.at >= request.created) {
         seen(Source::Devices, error.at, Fact::of_device(error));
     }
     let Some(counts) = room.chunks else { return };
@@ -250,7 +250,8 @@ fn of_transfers(tracked: &Tracked<'_>, now: Monotonic, evidence: &mut Vec<Eviden
         seen(Source::Calls, room.busy_until.unwrap_or(now), Fact::ChunkLeft);
     }
     if counts.queued > 0
-        && let Some(longest) = work_ahead(transfers, request.room, room.queue).min_by_key(|work| work.since)
+        && let Some(longest) =
+            work_ahead(transfers, request.room, room.queue).min_by_key(|work| (work.since, work.room))
     {
         let rooms = work_ahead(transfers, request.room, room.queue).count();
         seen(Source::Calls, longest.since, Fact::WorkersHold { room: longest.room, rooms });

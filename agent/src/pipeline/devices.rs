@@ -11,6 +11,7 @@ use tokio::sync::mpsc;
 
 use super::Pipeline;
 use crate::{
+    core::Input,
     event::{ProcessKey, clock::Monotonic},
     metrics::DeviceLabel,
     request::DeviceError,
@@ -51,9 +52,9 @@ impl Devices {
                 let Counter { device, port, name, kind } = &counter;
                 let error = DeviceError {
                     at,
-                    device: Arc::clone(device),
+                    device: device.to_string(),
                     port: *port,
-                    counter: (*name).into(),
+                    counter: (*name).to_owned(),
                     kind: *kind,
                     by,
                 };
@@ -95,8 +96,8 @@ impl Pipeline {
                 .collect();
             let label = DeviceLabel { device: device.to_string(), port, counter: name };
             self.metrics.device_errors.get_or_create(&label).inc_by(error.by);
-            for key in users {
-                self.core.tracker.device_error(key, error.clone());
+            for process in users {
+                self.apply(Input::DeviceError { process, error: error.clone() });
             }
         }
     }
@@ -114,7 +115,7 @@ mod tests {
         let mut read = |at, errors: &[(&'static str, u64)]| {
             let errors = errors.iter().map(|(name, value)| (counter(*name), *value)).collect();
             let counted = devices.counted(Reading { at: Monotonic(at), errors });
-            counted.into_iter().map(|(error, _)| (error.counter.to_string(), error.by)).collect::<Vec<_>>()
+            counted.into_iter().map(|(error, _)| (error.counter, error.by)).collect::<Vec<_>>()
         };
         assert_eq!(read(1, &[("a", 7), ("b", 0)]), [], "from before");
         assert_eq!(read(2, &[("a", 9), ("b", 0)]), [("a".to_owned(), 2)]);

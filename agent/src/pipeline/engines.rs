@@ -12,6 +12,7 @@ use dislodge_ebpf::look::CompletionKey;
 use super::Pipeline;
 use crate::{
     config::Completions,
+    core::Input,
     event::{
         ProcessKey,
         clock::Monotonic,
@@ -134,7 +135,7 @@ impl Pipeline {
         // Where there is a transfer, there is what it is posted to.
         let search = self.config.probes.completions != Completions::Off
             && engine.wants_poll_cq()
-            && self.core.tracker.transfers(key).is_some_and(Transfers::has_seen_any);
+            && self.core.tracker().transfers(key).is_some_and(Transfers::has_seen_any);
         let is_first_search = search && engine.searches_left == SEARCHES;
         if !self.config.probes.transfers || (now < engine.survey_at && !is_first_search) {
             return;
@@ -209,10 +210,10 @@ impl Pipeline {
         engine.probes.extend(rows);
         engine.libraries.push(surveyed);
         let watched = engine.watched();
-        let before = self.core.tracker.server(key).map(|state| state.native.watch);
+        let before = self.core.tracker().server(key).map(|state| state.native.watch);
         // Each library comes for itself; the watch begins with the one that makes it complete.
         if watched.is_some() != matches!(before, Some(Watch::Since { .. })) {
-            self.core.tracker.watch(key, watched, Monotonic::now());
+            self.apply(Input::Watch { process: key, engine: watched, at: Monotonic::now() });
         }
     }
 
@@ -221,7 +222,7 @@ impl Pipeline {
         let Some(before) = now.0.checked_sub(OBSERVED_AFTER.as_nanos() as u64).map(Monotonic) else { return };
         let mut seen: Vec<(ProcessKey, Observation)> = Vec::new();
         for (key, server) in &self.servers {
-            let Some(transfers) = self.core.tracker.transfers(*key) else { continue };
+            let Some(transfers) = self.core.tracker().transfers(*key) else { continue };
             for (handle, generation) in transfers.to_observe(before, OBSERVED_AT_ONCE) {
                 if let Some((status, moved)) = server.engine.observe(handle) {
                     seen.push((*key, Observation { handle, generation, status, moved }));
@@ -234,8 +235,8 @@ impl Pipeline {
         // Whatever happened to these handles until they were read is in the ring, or was lost: it has to be known first.
         self.drain();
         self.account(now);
-        for (key, observation) in seen {
-            self.core.tracker.observed(key, observation, now);
+        for (process, seen) in seen {
+            self.apply(Input::Observed { process, seen, at: now });
         }
     }
 }

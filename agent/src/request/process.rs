@@ -14,8 +14,11 @@ use super::{
 use dead::DeadRooms;
 use resync::Resync;
 
-use crate::event::{
-    Backend, Body, ChunkCounts, ChunkStep, Event, LeaveReason, Phase, ProcessKey, Rid, Room, clock::Monotonic,
+use crate::{
+    event::{
+        Backend, Body, ChunkCounts, ChunkStep, Event, LeaveReason, Phase, ProcessKey, Rid, Room, clock::Monotonic,
+    },
+    record::codec::recorded,
 };
 
 #[derive(Debug)]
@@ -33,6 +36,10 @@ pub(super) struct Process {
     passes_in_doubt: u32,
     resync: Option<Resync>,
 }
+
+recorded!(struct Process {
+    key, clock_offset, state, requests, rooms, dead, transfers, inflight, newest_serial, passes_in_doubt, resync,
+});
 
 /// What applying an event needs beside the process.
 pub(super) struct Applying<'a> {
@@ -66,6 +73,11 @@ impl Process {
 
     pub(super) fn state(&self) -> &ServerState {
         &self.state
+    }
+
+    pub(super) fn weight(&self) -> usize {
+        const ITSELF: usize = 8;
+        ITSELF + self.requests.len() + self.rooms.len() + self.transfers.weight()
     }
 
     pub(super) fn tracked(&self, serial: u64) -> Option<Tracked<'_>> {
@@ -141,7 +153,8 @@ impl Process {
                     request.sent_pages = request.sent_pages.saturating_add(u64::from(*pages));
                     request.sent_last |= last;
                     let room = request.room;
-                    self.room(room).sent_chunks += 1;
+                    let state = self.room(room);
+                    state.sent_chunks = state.sent_chunks.saturating_add(1);
                 }
             }
             Body::Clear { room, sender, removed } => self.clear(*room, *sender, *removed, applying),
@@ -233,7 +246,7 @@ impl Process {
             state.senders.push(serial);
         }
         if request.is_inflight() {
-            self.inflight += 1;
+            self.inflight = self.inflight.saturating_add(1);
         }
         self.dead.forget(room);
         self.requests.insert(serial, request);
@@ -341,7 +354,7 @@ impl Process {
         request.rid = rid.cloned().or(request.rid.take());
         if request.entered.is_none() {
             request.entered = Some(at);
-            self.inflight += 1;
+            self.inflight = self.inflight.saturating_add(1);
             self.changed(serial, Step::Entered, applying);
         }
     }

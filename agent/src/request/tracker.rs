@@ -8,7 +8,10 @@ use super::{
     transfer::Observation,
     transfers::{Counted, Transfers},
 };
-use crate::event::{Event, FailureFlag, LeaveReason, Phase, ProcessKey, clock::Monotonic, native::Engine};
+use crate::{
+    event::{Event, FailureFlag, LeaveReason, Phase, ProcessKey, clock::Monotonic, native::Engine},
+    record::codec::recorded,
+};
 
 /// What an event changed for a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -82,6 +85,9 @@ pub struct Limits {
     /// Transfers; those that are not under way go first, and when all are, no further one is kept.
     pub transfers: usize,
 }
+
+recorded!(struct Tracker { processes, limits } else { unused: Unused::default() });
+recorded!(struct Limits { requests, transfers });
 
 /// A request with everything that a diagnosis needs.
 #[derive(Clone, Copy, Debug)]
@@ -229,6 +235,11 @@ impl Tracker {
     /// Every live request.
     pub fn requests(&self) -> impl Iterator<Item = Tracked<'_>> {
         self.processes.values().flat_map(Process::all)
+    }
+
+    /// How much is kept, in things of some hundred bytes: what grows with what a file or a server says.
+    pub fn weight(&self) -> usize {
+        self.processes.values().map(Process::weight).sum()
     }
 
     /// Events that could not be used so far.

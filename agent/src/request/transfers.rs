@@ -13,10 +13,13 @@ use super::{
         end_of_status,
     },
 };
-use crate::event::{
-    Room,
-    clock::Monotonic,
-    native::{Engine, Handle, NIXL_REMOTE_DISCONNECT, NativeEvent, TransferStatus},
+use crate::{
+    event::{
+        Room,
+        clock::Monotonic,
+        native::{Engine, Handle, NIXL_REMOTE_DISCONNECT, NativeEvent, TransferStatus},
+    },
+    record::codec::recorded,
 };
 use lifecycle::Made;
 
@@ -83,6 +86,11 @@ pub struct Transfers {
     counted: Counted,
 }
 
+recorded!(struct Transfers {
+    live, idle, abandoned, flushes, flushed_handles, posting, subjects, not_joined, workers, generation, limit,
+} else { counted: Counted::default(), refused: HashSet::new() });
+recorded!(struct Work { room, since, queue });
+
 impl Transfers {
     /// Keeps at most `limit` transfers. What is over or was never posted goes first; when all are under way, no further
     /// one is kept, which is counted.
@@ -133,6 +141,10 @@ impl Transfers {
     /// Every transfer whose handle lives.
     pub fn live(&self) -> impl Iterator<Item = &Transfer> {
         self.live.values()
+    }
+
+    pub(super) fn weight(&self) -> usize {
+        self.live.len() + self.abandoned.len() + self.subjects.len() + self.workers.len()
     }
 
     /// What was counted since it was taken last.

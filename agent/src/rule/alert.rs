@@ -73,6 +73,11 @@ impl Alerts {
         self.active.insert((key, rule), Active { since, firing });
     }
 
+    /// Forgets every alert without a word.
+    pub fn clear(&mut self) {
+        self.active.clear();
+    }
+
     /// Takes in whether `rule`, which fires after matching for `hold`, matches `key` now. A pending alert whose rule
     /// stops matching ends without a word, as in Prometheus.
     pub fn observe(

@@ -3,7 +3,9 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use crate::event::Room;
+use minicbor::{Decode, Decoder, Encode, Encoder, decode, encode};
+
+use crate::{event::Room, record::codec::Names};
 
 /// As many as the hook remembers of abandoned rooms (`chunks.ABANDONED_ROOMS`). On mori and ascend every chunk abandons its
 /// room, so a server fills this in hours.
@@ -44,6 +46,25 @@ impl DeadRooms {
         if let Some(number) = self.numbers.remove(&room) {
             self.order.remove(&number);
         }
+    }
+}
+
+/// Recorded as its rooms, the oldest first.
+impl<C: Names> Encode<C> for DeadRooms {
+    fn encode<W: encode::Write>(&self, e: &mut Encoder<W>, names: &mut C) -> Result<(), encode::Error<W::Error>> {
+        e.array(self.order.len() as u64)?;
+        self.order.values().try_for_each(|room| room.encode(e, names))
+    }
+}
+
+impl<'b, C> Decode<'b, C> for DeadRooms {
+    fn decode(d: &mut Decoder<'b>, context: &mut C) -> Result<Self, decode::Error> {
+        let rooms: Vec<Room> = Decode::decode(d, context)?;
+        let mut dead = Self::default();
+        for room in rooms {
+            dead.keep(room);
+        }
+        Ok(dead)
     }
 }
 

@@ -68,7 +68,9 @@ impl Process {
 
     /// A device that it has open counted an error.
     pub(in crate::request) fn device_error(&mut self, error: DeviceError) {
-        self.state.native.device_errors.insert(error.kind, error);
+        let errors = &mut self.state.native.device_errors;
+        errors.retain(|other| other.kind != error.kind);
+        errors.push(error);
     }
 
     /// A request that failed leaves the inflight queue: the server gives its pages to others. What is under way on its room is

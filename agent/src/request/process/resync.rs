@@ -6,7 +6,10 @@ use super::{
     super::{Aborted, Request, ResyncReason, Sync, tracker::Step},
     Applying, Process,
 };
-use crate::event::{Entry, Room, clock::Monotonic};
+use crate::{
+    event::{Entry, Room, clock::Monotonic},
+    record::codec::recorded,
+};
 
 /// `pass` marks with a wrong queue length, one after the other, before the tracker doubts itself: a mark of the same
 /// thread may still be on its way into the ring when the first is read.
@@ -19,6 +22,8 @@ pub(super) struct Resync {
     entries: u64,
     pub(super) alive: HashSet<u64>,
 }
+
+recorded!(struct Resync { epoch, entries, alive });
 
 impl Process {
     pub(in crate::request) fn needs_resync(&mut self, reason: ResyncReason) {
@@ -44,13 +49,13 @@ impl Process {
 
     pub(super) fn pass(&mut self, queue_length: u32, passes: u32, at: Monotonic) {
         self.state.paused = false;
-        self.state.passes += u64::from(passes);
+        self.state.passes = self.state.passes.saturating_add(passes.into());
         self.state.queue_length = Some((queue_length, at));
         if queue_length == self.inflight || self.state.sync != Sync::Complete {
             self.passes_in_doubt = 0;
             return;
         }
-        self.passes_in_doubt += 1;
+        self.passes_in_doubt = self.passes_in_doubt.saturating_add(1);
         if self.passes_in_doubt >= PASSES_IN_DOUBT {
             self.passes_in_doubt = 0;
             self.needs_resync(ResyncReason::QueueLengthDiffers);
@@ -71,7 +76,7 @@ impl Process {
 
     pub(super) fn entry(&mut self, room: Room, serial: u64, epoch: u64, entry: &Entry, applying: &mut Applying<'_>) {
         let Some(resync) = self.resync.as_mut().filter(|resync| resync.epoch == epoch) else { return };
-        resync.entries += 1;
+        resync.entries = resync.entries.saturating_add(1);
         resync.alive.insert(serial);
         let entry = entry.clone().in_clock_of_the_node(self.clock_offset);
         let known = self.take_out(serial);

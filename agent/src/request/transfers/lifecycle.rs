@@ -51,7 +51,7 @@ impl Transfers {
 
     /// Keeps a transfer that is not posted yet, under the next generation.
     fn keep(&mut self, handle: Handle, made: Made, joined: Joined, at: Monotonic, tid: u32) {
-        self.generation += 1;
+        self.generation = self.generation.saturating_add(1);
         let Made { operation, parts, size } = made;
         let (generation, state) = (self.generation, TransferState::Made);
         let transfer = Transfer { handle, generation, operation, parts, size, joined, tid, since: at, state, moved: 0 };
@@ -82,7 +82,7 @@ impl Transfers {
             TransferState::Made => {}
             // Posted again it is another transfer: what was read of the former in memory is not this one's.
             TransferState::Ended(_) => {
-                self.generation += 1;
+                self.generation = self.generation.saturating_add(1);
                 transfer.generation = self.generation;
                 transfer.moved = 0;
             }
