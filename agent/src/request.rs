@@ -79,7 +79,8 @@ recorded!(struct Request {
     update_dropped, peer_aborted, shared_with, cleared_by, cleared_at, remedied, ended,
 });
 recorded!(struct Aborted { at, passes });
-recorded!(struct Ended { at, left });
+recorded!(struct Ended { at, left, unsafe_release });
+recorded!(struct UnsafeRelease { transfers, oldest, certain });
 
 /// An `abort()` that was seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

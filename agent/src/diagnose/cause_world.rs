@@ -28,12 +28,14 @@ pub(super) fn at(seconds: f64) -> Monotonic {
 
 pub(super) struct World {
     pub(super) tracker: Tracker,
+    /// What was seen, for a core to see too.
+    pub(super) events: Vec<Event>,
 }
 
 impl World {
     /// A server that is completely known and whose transfers are all seen, from 0 on.
     pub(super) fn new() -> Self {
-        let mut world = Self { tracker: Tracker::new(Limits { requests: 100, transfers: 100 }) };
+        let mut world = Self { tracker: Tracker::new(Limits { requests: 100, transfers: 100 }), events: Vec::new() };
         world.tracker.attach(PROCESS, 0);
         world.tracker.watch(PROCESS, Some(Engine::Nixl), at(0.0));
         world.resynchronise(0.0, ResyncReason::Attached);
@@ -53,6 +55,7 @@ impl World {
     pub(super) fn see_on(&mut self, tid: u32, seconds: f64, body: Body) -> &mut Self {
         let event = Event { pid: 7, tid, at: at(seconds), sequence: 1, detail_lost: false, body };
         self.tracker.apply(&event, &mut Vec::new());
+        self.events.push(event);
         self
     }
 

@@ -2,14 +2,16 @@
 
 use super::{cause_world::*, *};
 use crate::{
-    core::Core,
-    event::{Backend, Body, LeaveReason, Phase, native::TransferStatus},
+    core::{Core, Effects, Input, Pace},
+    event::{
+        Backend, Body, LeaveReason, Phase,
+        native::{Engine, TransferStatus},
+    },
     request::{
         RequestKey, ResyncReason,
         tracker::{Limits, Tracked},
     },
     rule::{alert::AlertState, load},
-    verdict::ServerIdentity,
 };
 
 const REQUEST: RequestKey = RequestKey { process: PROCESS, serial: 1 };
@@ -86,14 +88,6 @@ fn a_release_is_called_unsafe_with_low_confidence_where_the_transfers_end_may_ha
         let diagnosis = world.leave(6.0, LeaveReason::Failed).released(7.0);
         assert_eq!((diagnosis.cause, diagnosis.confidence), (Cause::UnsafeRelease, Confidence::Low));
     }
-    let mut core = Core::new(load::defaults().unwrap(), Limits { requests: 10, transfers: 10 });
-    core.tracker = {
-        let mut unwatched = World::in_flight();
-        unwatched.tracker.watch(PROCESS, None, at(5.0));
-        unwatched.leave(6.0, LeaveReason::Failed);
-        unwatched.tracker
-    };
-    assert!(core.tick(at(6.2)).is_empty(), "nobody is woken by what may not be");
     let mut later = World::in_flight();
     later.leave(6.0, LeaveReason::Failed);
     later.tracker.native_lost(PROCESS, at(7.0));
@@ -112,20 +106,41 @@ fn a_room_that_is_used_again_says_of_both_requests_what_is_true_of_each() {
     assert_eq!(world.tracker.judged(at(9.0)).filter(|it| it.key == REQUEST).count(), 1, "the serial is another's now");
 }
 
-#[test]
-fn an_unsafe_release_fires_at_once_ends_after_a_minute_and_counts_as_no_stuck_request() {
+/// A core that has been told what a request's server did until it left the queue at 6, its transfers seen from 0 on, and until
+/// `watched_until`.
+fn core_of_unsafe_release(watched_until: f64) -> Core {
     let mut core = Core::new(load::defaults().unwrap(), Limits { requests: 10, transfers: 10 });
-    core.attach(PROCESS, ServerIdentity::default(), 0);
     let mut world = World::in_flight();
     world.leave(6.0, LeaveReason::Failed);
-    core.tracker = world.tracker;
-    let mut tick = |seconds: f64| {
-        let told = core.tick(at(seconds));
-        let told: Vec<_> = told.iter().map(|it| (it.rule.to_string(), it.state, it.severity.name())).collect();
-        (told, core.stuck_by_cause().len())
-    };
-    let alert = |state| vec![("UnsafeRelease".to_owned(), state, "critical")];
-    assert_eq!(tick(6.2), (alert(AlertState::Firing), 0));
-    assert_eq!(tick(60.0), (Vec::new(), 0));
-    assert_eq!(tick(66.2), (alert(AlertState::Resolved), 0));
+    let mut tell = |input| core.apply(input, &mut Effects::default());
+    let (process, why) = (PROCESS, ResyncReason::Attached);
+    tell(Input::Attach { process, identity: Box::default(), clock_offset: 0 });
+    tell(Input::Watch { process, engine: Some(Engine::Nixl), at: at(0.0) });
+    tell(Input::Asked { process, epoch: EPOCH, why, at: at(0.0) });
+    let (before, after): (Vec<_>, Vec<_>) = world.events.into_iter().partition(|event| event.at < at(watched_until));
+    before.into_iter().for_each(|event| tell(Input::Event(event)));
+    tell(Input::Watch { process, engine: None, at: at(watched_until) });
+    after.into_iter().for_each(|event| tell(Input::Event(event)));
+    core
+}
+
+/// The alerts that change in a tick: rule, state, severity.
+fn tick(core: &mut Core, seconds: f64) -> Vec<(String, AlertState, &'static str)> {
+    let mut effects = Effects::default();
+    core.apply(Input::Tick { now: at(seconds), pace: Pace::As(None) }, &mut effects);
+    effects.verdicts.iter().map(|it| (it.rule.to_string(), it.state, it.severity.name())).collect()
+}
+
+#[test]
+fn an_unsafe_release_fires_at_once_ends_after_a_minute_and_counts_as_no_stuck_request() {
+    let mut core = core_of_unsafe_release(7.0);
+    let alert = |state| [("UnsafeRelease".to_owned(), state, "critical")];
+    assert_eq!(tick(&mut core, 6.2), alert(AlertState::Firing));
+    assert_eq!((tick(&mut core, 60.0), core.stuck_by_cause().len()), (Vec::new(), 0));
+    assert_eq!(tick(&mut core, 66.2), alert(AlertState::Resolved));
+}
+
+#[test]
+fn nobody_is_woken_by_a_release_that_may_have_been_safe() {
+    assert_eq!(tick(&mut core_of_unsafe_release(5.0), 6.2), []);
 }

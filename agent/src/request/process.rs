@@ -42,6 +42,7 @@ pub(super) struct Process {
 
 recorded!(struct Process {
     key, clock_offset, state, requests, rooms, dead, transfers, inflight, newest_serial, passes_in_doubt, resync,
+    released,
 });
 
 /// What applying an event needs beside the process.
@@ -81,7 +82,7 @@ impl Process {
 
     pub(super) fn weight(&self) -> usize {
         const ITSELF: usize = 8;
-        ITSELF + self.requests.len() + self.rooms.len() + self.transfers.weight()
+        ITSELF + self.requests.len() + self.released.len() + self.rooms.len() + self.transfers.weight()
     }
 
     pub(super) fn tracked(&self, serial: u64) -> Option<Tracked<'_>> {

@@ -4,7 +4,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use super::super::{Request, RoomState};
-use crate::event::clock::Monotonic;
+use crate::{event::clock::Monotonic, record::codec::recorded};
 
 /// For how long they are shown. An alert has to be told, and an agent that is busy to come to it.
 const SHOWN_FOR: Duration = Duration::from_secs(60);
@@ -18,7 +18,13 @@ pub(super) struct Released {
     no_room: RoomState,
 }
 
+recorded!(struct Released { requests } else { no_room: RoomState::default() });
+
 impl Released {
+    pub(super) fn len(&self) -> usize {
+        self.requests.len()
+    }
+
     pub(super) fn keep(&mut self, request: Request) {
         self.requests.insert(request.serial, request);
         if self.requests.len() > MAX_RELEASED {
