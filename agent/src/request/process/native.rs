@@ -4,14 +4,14 @@ use std::collections::HashMap;
 
 use super::{
     super::{
-        DeviceError, EndpointFailure, Watch,
+        DeviceError, EndpointFailure, Sync, UnsafeRelease, Watch,
         transfer::Observation,
         transfers::{Counted, Transfers},
     },
     Applying, Process,
 };
 use crate::event::{
-    Room,
+    LeaveReason, Room,
     clock::Monotonic,
     native::{Engine, NativeEvent},
 };
@@ -50,8 +50,9 @@ impl Process {
         }
     }
 
-    /// Forgets failures of rooms without senders that are older than `before`.
+    /// Forgets failures of rooms without senders, and unsafe releases, that are older than `before`.
     pub(in crate::request) fn prune(&mut self, before: Monotonic) {
+        self.released.prune(before);
         let rooms = &self.rooms;
         self.transfers.prune(before, |room| rooms.get(&room).is_some_and(|state| !state.senders.is_empty()));
     }
@@ -73,11 +74,15 @@ impl Process {
         errors.push(error);
     }
 
-    /// A request leaves the inflight queue: the server gives its pages to others.
-    pub(super) fn pages_released(&mut self, room: Room) {
-        if self.transfers.of_room(room).is_some_and(|known| known.under_way().is_some()) {
-            self.transfers.count_unsafe_release();
-        }
+    /// What is under way as a request leaves the inflight queue, and the server gives its pages to others. A server that
+    /// polled Success had asked each handle: what is left then is that its end was not seen here yet.
+    pub(super) fn unsafe_release(&self, serial: u64, left: LeaveReason) -> Option<UnsafeRelease> {
+        let request = self.requests.get(&serial).filter(|_| left == LeaveReason::Failed)?;
+        // What is under way on a room that others share may be theirs.
+        let alone = self.rooms.get(&request.room).is_some_and(|room| room.senders.len() < 2);
+        let (transfers, oldest) = self.transfers.of_room(request.room).filter(|_| alone)?.under_way()?;
+        let watched = matches!(self.state.native.watch, Watch::Since { at, .. } if at <= request.created);
+        Some(UnsafeRelease { transfers, oldest, certain: watched && self.state.sync == Sync::Complete })
     }
 
     /// What was read of a transfer in the server's memory. Of a handle that was posted before events were lost, the
