@@ -112,7 +112,7 @@ impl Core {
     /// Evaluates the rules and returns every alert that changed.
     fn tick(&mut self, now: Monotonic, stopwatch: &Stopwatch) -> Vec<Arc<Verdict>> {
         let diagnoses: HashMap<RequestKey, (Tracked<'_>, Diagnosis)> =
-            self.tracker.requests().map(|tracked| (tracked.key, (tracked, diagnose(&tracked, now)))).collect();
+            self.tracker.judged(now).map(|tracked| (tracked.key, (tracked, diagnose(&tracked, now)))).collect();
         let subject = |key: RequestKey| {
             let (tracked, diagnosis) = diagnoses.get(&key)?;
             Some(Subject { tracked: *tracked, diagnosis, now })
@@ -164,10 +164,13 @@ impl Core {
         self.active.values()
     }
 
-    /// Requests for which an alert fires, by cause.
+    /// Requests for which an alert fires, by cause. One that has ended is not stuck.
     pub fn stuck_by_cause(&self) -> HashMap<Cause, usize> {
-        let stuck: BTreeMap<RequestKey, Cause> =
-            self.firing().map(|verdict| (verdict.request, verdict.cause)).collect();
+        let stuck: BTreeMap<RequestKey, Cause> = self
+            .firing()
+            .map(|verdict| (verdict.request, verdict.cause))
+            .filter(|(_, cause)| !cause.is_past())
+            .collect();
         let mut counts = HashMap::new();
         for cause in stuck.into_values() {
             *counts.entry(cause).or_default() += 1;

@@ -52,15 +52,20 @@ pub struct Diagnosis {
 pub fn diagnose(tracked: &Tracked<'_>, now: Monotonic) -> Diagnosis {
     let cause = cause::cause(tracked, now);
     let synchronised = tracked.server.sync == Sync::Complete;
+    let released = tracked.request.ended.and_then(|ended| ended.unsafe_release);
     let seen = synchronised && (!cause.rests_on_transfers() || quiescence::is_watched(tracked));
     Diagnosis {
         cause,
         evidence: evidence::evidence(tracked, now),
         quiescence: quiescence::quiescence(tracked),
-        confidence: if seen { Confidence::High } else { Confidence::Low },
+        confidence: if released.map_or(seen, |released| released.certain) { Confidence::High } else { Confidence::Low },
     }
 }
 
+#[cfg(test)]
+mod cause_world;
+#[cfg(test)]
+mod release_tests;
 #[cfg(test)]
 #[path = "diagnose/tests.rs"]
 mod tests;

@@ -2,6 +2,7 @@
 
 mod dead;
 mod native;
+mod released;
 mod resync;
 
 use std::collections::HashMap;
@@ -9,15 +10,14 @@ use std::collections::HashMap;
 use super::{
     Aborted, Ended, Request, RequestKey, ResyncReason, RoomState, ServerState, Sync,
     tracker::{Change, Step, Tracked, Unused},
-    transfers::{Transfers, Work},
+    transfers::Transfers,
 };
 use dead::DeadRooms;
+use released::Released;
 use resync::Resync;
 
 use crate::{
-    event::{
-        Backend, Body, ChunkCounts, ChunkStep, Event, LeaveReason, Phase, ProcessKey, Rid, Room, clock::Monotonic,
-    },
+    event::{Backend, Body, ChunkCounts, Event, LeaveReason, Phase, ProcessKey, Rid, Room, clock::Monotonic},
     record::codec::recorded,
 };
 
@@ -27,6 +27,7 @@ pub(super) struct Process {
     clock_offset: i64,
     state: ServerState,
     requests: HashMap<u64, Request>,
+    released: Released,
     /// Those that have a sender, and those that are kept without one.
     rooms: HashMap<Room, RoomState>,
     dead: DeadRooms,
@@ -39,6 +40,7 @@ pub(super) struct Process {
 
 recorded!(struct Process {
     key, clock_offset, state, requests, rooms, dead, transfers, inflight, newest_serial, passes_in_doubt, resync,
+    released,
 });
 
 /// What applying an event needs beside the process.
@@ -57,6 +59,7 @@ impl Process {
             clock_offset,
             state: ServerState::new(Sync::Needed(ResyncReason::Attached)),
             requests: HashMap::new(),
+            released: Released::default(),
             rooms: HashMap::new(),
             dead: DeadRooms::default(),
             transfers: Transfers::new(max_transfers),
@@ -77,7 +80,7 @@ impl Process {
 
     pub(super) fn weight(&self) -> usize {
         const ITSELF: usize = 8;
-        ITSELF + self.requests.len() + self.rooms.len() + self.transfers.weight()
+        ITSELF + self.requests.len() + self.released.len() + self.rooms.len() + self.transfers.weight()
     }
 
     pub(super) fn tracked(&self, serial: u64) -> Option<Tracked<'_>> {
@@ -86,6 +89,18 @@ impl Process {
 
     pub(super) fn all(&self) -> impl Iterator<Item = Tracked<'_>> {
         self.requests.values().filter_map(|request| self.with_room(request))
+    }
+
+    /// Every live request, and those that ended in a way that rules are to see.
+    pub(super) fn judged(&self, now: Monotonic) -> impl Iterator<Item = Tracked<'_>> {
+        let released = self.released.shown(now).map(|request| Tracked {
+            key: self.request_key(request.serial),
+            request,
+            room: self.rooms.get(&request.room).unwrap_or(self.released.no_room()),
+            server: &self.state,
+            transfers: &self.transfers,
+        });
+        self.all().chain(released)
     }
 
     fn with_room<'a>(&'a self, request: &'a Request) -> Option<Tracked<'a>> {
@@ -249,6 +264,7 @@ impl Process {
             self.inflight = self.inflight.saturating_add(1);
         }
         self.dead.forget(room);
+        self.released.forget(serial);
         self.requests.insert(serial, request);
         if let Some(former) = former.filter(|former| former.room != room) {
             self.drop_idle_room(former.room, applying);
@@ -268,8 +284,13 @@ impl Process {
 
     /// Takes a request out and reports it as ended.
     fn forget(&mut self, serial: u64, left: Option<LeaveReason>, applying: &mut Applying<'_>) {
+        let unsafe_release = left.and_then(|left| self.unsafe_release(serial, left));
         let Some(mut request) = self.take_out(serial) else { return };
-        request.ended = Some(Ended { at: applying.at, left });
+        request.ended = Some(Ended { at: applying.at, left, unsafe_release });
+        if unsafe_release.is_some() {
+            self.transfers.count_unsafe_release();
+            self.released.keep(request.clone());
+        }
         self.drop_idle_room(request.room, applying);
         applying.changes.push(Change {
             key: self.request_key(serial),
@@ -361,13 +382,7 @@ impl Process {
 
     fn leave(&mut self, serial: u64, reason: LeaveReason, applying: &mut Applying<'_>) {
         match reason {
-            LeaveReason::Success | LeaveReason::Failed => {
-                // A server that polled Success had asked each handle; what is left is that its end was not seen here yet.
-                if reason == LeaveReason::Failed {
-                    self.pages_released(serial);
-                }
-                self.forget(serial, Some(reason), applying);
-            }
+            LeaveReason::Success | LeaveReason::Failed => self.forget(serial, Some(reason), applying),
             // The sender may live on: a request that is put back into a waiting queue keeps it.
             LeaveReason::Removed => {
                 let Some(request) = self.request(serial, applying) else { return };
@@ -377,30 +392,6 @@ impl Process {
                 }
             }
         }
-    }
-
-    fn chunk(
-        &mut self,
-        room: Room,
-        step: ChunkStep,
-        counts: ChunkCounts,
-        queue: Option<u64>,
-        applying: &mut Applying<'_>,
-    ) {
-        let state = self.room(room);
-        state.counted(counts, applying.at);
-        if step == ChunkStep::Queued {
-            state.queue = queue;
-        }
-        state.busy_until = Some(applying.at);
-        match step {
-            ChunkStep::Queued => {}
-            ChunkStep::Begun => {
-                self.transfers.working_on(applying.tid, Some(Work { room, since: applying.at, queue }));
-            }
-            ChunkStep::Ended => self.transfers.working_on(applying.tid, None),
-        }
-        self.drop_idle_room(room, applying);
     }
 }
 

@@ -174,7 +174,7 @@ impl Tracker {
         }
     }
 
-    /// Forgets failures of rooms without senders that are older than `before`.
+    /// Forgets failures of rooms without senders, and unsafe releases, that are older than `before`.
     pub fn prune(&mut self, before: Monotonic) {
         self.processes.values_mut().for_each(|process| process.prune(before));
     }
@@ -240,6 +240,12 @@ impl Tracker {
     /// How much is kept, in things of some hundred bytes: what grows with what a file or a server says.
     pub fn weight(&self) -> usize {
         self.processes.values().map(Process::weight).sum()
+    }
+
+    /// Every live request, and for a minute each one that gave its pages back while a transfer of it was under way: what
+    /// rules are about.
+    pub fn judged(&self, now: Monotonic) -> impl Iterator<Item = Tracked<'_>> {
+        self.processes.values().flat_map(move |process| process.judged(now))
     }
 
     /// Events that could not be used so far.

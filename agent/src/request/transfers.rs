@@ -23,9 +23,6 @@ use crate::{
 };
 use lifecycle::Made;
 
-/// Threads of a process whose last post is remembered; when there are more, all are forgotten.
-const MAX_THREADS: usize = 4096;
-
 /// What was counted of a process's transfers.
 #[derive(Clone, Debug, Default)]
 pub struct Counted {
@@ -320,35 +317,6 @@ impl Transfers {
 
     fn is_in_flight(&self, handle: Handle) -> bool {
         self.live.get(&handle).is_some_and(|transfer| transfer.state == TransferState::InFlight)
-    }
-
-    fn follow_flushes(&mut self, handle: Handle, lists: [u64; 2], tid: u32) {
-        let followed = |transfer: &&Transfer| handle.engine == Engine::Nixl && transfer.parts > 0;
-        if let Some(transfer) = self.live.get(&handle).filter(followed) {
-            self.flushes.posting(transfer.generation, transfer.parts, lists);
-            self.flushed_handles.insert(transfer.generation, handle);
-            if self.posting.len() >= MAX_THREADS {
-                self.posting.clear();
-            }
-            self.posting.insert(tid, transfer.generation);
-        }
-    }
-
-    /// A call proves that the one before it on its thread has returned, and a release that posting that handle has. (What NIXL
-    /// calls inside of a post, ranges, flushes and notifications, does not.)
-    fn returned_before(&mut self, event: &NativeEvent, at: Monotonic, tid: u32, has_senders: impl Fn(Room) -> bool) {
-        let released = match event {
-            NativeEvent::Releasing { handle, .. } => self.live.get(handle).map(|transfer| transfer.generation),
-            NativeEvent::Made { .. }
-            | NativeEvent::NotMade { .. }
-            | NativeEvent::Posting { .. }
-            | NativeEvent::Posted { .. } => None,
-            _ => return,
-        };
-        for generation in self.posting.remove(&tid).into_iter().chain(released) {
-            let end = self.flushes.returned(generation);
-            self.over_on_the_wire(end, at, &has_senders);
-        }
     }
 
     fn over_on_the_wire(&mut self, end: Option<(u64, WireEnd)>, at: Monotonic, has_senders: impl Fn(Room) -> bool) {

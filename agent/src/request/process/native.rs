@@ -4,14 +4,14 @@ use std::collections::HashMap;
 
 use super::{
     super::{
-        DeviceError, EndpointFailure, Watch,
+        DeviceError, EndpointFailure, Sync, UnsafeRelease, Watch,
         transfer::Observation,
-        transfers::{Counted, Transfers},
+        transfers::{Counted, Transfers, Work},
     },
     Applying, Process,
 };
 use crate::event::{
-    Room,
+    ChunkCounts, ChunkStep, LeaveReason, Room,
     clock::Monotonic,
     native::{Engine, NativeEvent},
 };
@@ -34,6 +34,30 @@ impl Process {
         }
     }
 
+    pub(super) fn chunk(
+        &mut self,
+        room: Room,
+        step: ChunkStep,
+        counts: ChunkCounts,
+        queue: Option<u64>,
+        applying: &mut Applying<'_>,
+    ) {
+        let state = self.room(room);
+        state.counted(counts, applying.at);
+        if step == ChunkStep::Queued {
+            state.queue = queue;
+        }
+        state.busy_until = Some(applying.at);
+        match step {
+            ChunkStep::Queued => {}
+            ChunkStep::Begun => {
+                self.transfers.working_on(applying.tid, Some(Work { room, since: applying.at, queue }));
+            }
+            ChunkStep::Ended => self.transfers.working_on(applying.tid, None),
+        }
+        self.drop_idle_room(room, applying);
+    }
+
     pub(super) fn native(&mut self, event: &NativeEvent, applying: &Applying<'_>) {
         let at = applying.at;
         match event {
@@ -50,8 +74,9 @@ impl Process {
         }
     }
 
-    /// Forgets failures of rooms without senders that are older than `before`.
+    /// Forgets failures of rooms without senders, and unsafe releases, that are older than `before`.
     pub(in crate::request) fn prune(&mut self, before: Monotonic) {
+        self.released.prune(before);
         let rooms = &self.rooms;
         self.transfers.prune(before, |room| rooms.get(&room).is_some_and(|state| !state.senders.is_empty()));
     }
@@ -73,16 +98,17 @@ impl Process {
         errors.push(error);
     }
 
-    /// A request that failed leaves the inflight queue: the server gives its pages to others. What is under way on its room is
-    /// its own, unless another sender of the room has sent something too.
-    pub(super) fn pages_released(&mut self, serial: u64) {
-        let Some(request) = self.requests.get(&serial).filter(|request| request.sent_chunks > 0) else { return };
-        let has_sent = |other: &u64| self.requests.get(other).is_some_and(|other| other.sent_chunks > 0);
-        let senders = self.rooms.get(&request.room).map(|room| room.senders.as_slice()).unwrap_or_default();
-        let is_its = !senders.iter().any(|other| *other != serial && has_sent(other));
-        if is_its && self.transfers.of_room(request.room).is_some_and(|known| known.under_way().is_some()) {
-            self.transfers.count_unsafe_release();
-        }
+    /// What is under way as a request leaves the inflight queue, and the server gives its pages to others. A server that
+    /// polled Success had asked each handle: what is left then is that its end was not seen here yet.
+    pub(super) fn unsafe_release(&self, serial: u64, left: LeaveReason) -> Option<UnsafeRelease> {
+        let has_sent = |serial: &u64| self.requests.get(serial).is_some_and(|request| request.sent_chunks > 0);
+        let request = self.requests.get(&serial).filter(|_| left == LeaveReason::Failed && has_sent(&serial))?;
+        // What is under way on a room may be another sender's that has sent something too.
+        let room = self.rooms.get(&request.room)?;
+        let alone = !room.senders.iter().any(|other| *other != serial && has_sent(other));
+        let (transfers, oldest) = self.transfers.of_room(request.room).filter(|_| alone)?.under_way()?;
+        let watched = matches!(self.state.native.watch, Watch::Since { at, .. } if at <= request.created);
+        Some(UnsafeRelease { transfers, oldest, certain: watched && self.state.sync == Sync::Complete })
     }
 
     /// What was read of a transfer in the server's memory. Of a handle that was posted before events were lost, the
