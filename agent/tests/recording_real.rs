@@ -156,17 +156,31 @@ fn an_agent_that_only_records_sees_what_one_that_runs_would() {
     });
 }
 
+/// A file system of two pages.
+struct SmallDisk(PathBuf);
+
+impl SmallDisk {
+    fn at(folder: &Path) -> Result<Self, String> {
+        let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", "size=8k", "tmpfs", text(folder)]).status();
+        let is_mounted = mounted.is_ok_and(|status| status.success());
+        is_mounted.then(|| Self(folder.to_owned())).ok_or_else(|| "no tmpfs can be mounted".to_owned())
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        // The agent that uses it may live for a moment more.
+        let _ = Command::new("umount").arg("--lazy").arg(&self.0).status();
+    }
+}
+
 #[test]
 fn a_folder_that_is_full_is_counted_and_observing_goes_on() {
     if needs(bpf()).is_none() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    let mounted =
-        rustix::mount::mount("tmpfs", folder.path(), "tmpfs", rustix::mount::MountFlags::empty(), Some(c"size=8k"));
-    if needs(mounted.map_err(|error| format!("no tmpfs can be mounted: {error}"))).is_none() {
-        return;
-    }
+    let Some(_small) = needs(SmallDisk::at(folder.path())) else { return };
     let config = format!("record: {{folder: {}}}\n", folder.path().display());
     let agent = agent::Setup::watching(&[std::process::id()], rules::COLLISION).config(&config).start();
     until_true("readiness", || agent.page("/ready") == Some((200, "ready\n".to_owned())));
@@ -179,6 +193,4 @@ fn a_folder_that_is_full_is_counted_and_observing_goes_on() {
     agent.signal(rustix::process::Signal::USR1);
     until_true("a recording", || recordings(folder.path(), "request").len() == 1);
     assert_eq!(agent.page("/live").unwrap().0, 200);
-    drop(agent);
-    rustix::mount::unmount(folder.path(), rustix::mount::UnmountFlags::empty()).unwrap();
 }
