@@ -1,4 +1,5 @@
 //! A real server, a real agent, its recording: the same verdict again.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 #[path = "support/support.rs"]
 mod support;
