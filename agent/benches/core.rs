@@ -7,9 +7,13 @@ use std::{hint::black_box, time::Duration};
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use dislodge::{
-    core::{Core, EVALUATION_BUDGET, Effects, Input, Pace},
+    core::{EVALUATION_BUDGET, Effects, Input, Pace},
     diagnose::diagnose,
     event::{ProcessKey, clock::Monotonic, decode::decode},
+    record::{
+        flight::Flight,
+        recorder::{Recorder, Span},
+    },
     request::{RequestKey, tracker::Limits},
     rule::load,
 };
@@ -53,12 +57,13 @@ fn healthy(sender: u64, at: u64) -> Vec<Vec<u8>> {
     ]
 }
 
-fn core() -> Core {
+fn flight(span: Option<Span>) -> Flight {
     let rules = load::defaults().expect("the default rules load");
-    let mut core = Core::new(rules, Limits { requests: 1_000_000, transfers: 65_536 });
+    let limits = Limits { requests: 1_000_000, transfers: 65_536 };
+    let mut flight = Flight::new(rules, limits, "node", span, Monotonic(0));
     let attach = Input::Attach { process: PROCESS, identity: Box::default(), clock_offset: 0 };
-    core.apply(attach, &mut Effects::default());
-    core
+    flight.apply(attach, &mut Effects::default());
+    flight
 }
 
 fn events(criterion: &mut Criterion) {
@@ -69,29 +74,35 @@ fn events(criterion: &mut Criterion) {
         (0..steps).flat_map(|step| stories.iter().map(move |story| story[step].as_slice())).collect();
     let mut group = criterion.benchmark_group("events");
     group.throughput(Throughput::Elements(stream.len() as u64)).measurement_time(Duration::from_secs(5));
-    group.bench_function("decode, apply, diagnose", |bencher| {
-        let mut core = core();
-        let mut effects = Effects::default();
-        bencher.iter(|| {
-            for bytes in &stream {
-                let event = decode(bytes).expect("it is an event");
-                let at = event.at;
-                core.apply(Input::Event(event), &mut effects);
-                for change in effects.changes.drain(..) {
-                    if change.ended.is_none()
-                        && let Some(tracked) = core.tracker().get(change.key)
-                    {
-                        black_box(diagnose(&tracked, at));
+    for (name, span) in [("", None), (", record", Some(Span { time: Duration::from_secs(300), bytes: 64 << 20 }))] {
+        group.bench_function(format!("decode, apply, diagnose{name}"), |bencher| {
+            let mut core = flight(span);
+            let mut effects = Effects::default();
+            let mut now = 0;
+            bencher.iter(|| {
+                for bytes in &stream {
+                    let event = decode(bytes).expect("it is an event");
+                    let at = event.at;
+                    core.apply(Input::Event(event), &mut effects);
+                    for change in effects.changes.drain(..) {
+                        if change.ended.is_none()
+                            && let Some(tracked) = core.tracker().get(change.key)
+                        {
+                            black_box(diagnose(&tracked, at));
+                        }
                     }
                 }
-            }
+                // Nothing is left to evaluate; blocks end with a tick.
+                now += 20_000_000;
+                core.apply(Input::Tick { now: Monotonic(now), pace: Pace::As(None) }, &mut effects);
+            });
         });
-    });
+    }
     group.finish();
 }
 
 fn tick(criterion: &mut Criterion) {
-    let mut core = core();
+    let mut core = flight(None);
     let mut effects = Effects::default();
     for sender in 1..=100_000 {
         // All but the last four steps: in the queue, being transferred.
@@ -116,5 +127,32 @@ fn tick(criterion: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, events, tick);
+/// What a block's beginning costs.
+fn snapshot(criterion: &mut Criterion) {
+    let mut effects = Effects::default();
+    let mut group = criterion.benchmark_group("snapshot");
+    group.sample_size(10);
+    for requests in [1_000, 100_000] {
+        let mut core = flight(None);
+        for sender in 1..=requests {
+            for bytes in &healthy(sender, 1_000_000_000)[..8] {
+                core.apply(Input::Event(decode(bytes).expect("it is an event")), &mut effects);
+            }
+            effects.changes.clear();
+        }
+        group.bench_function(format!("{requests} requests"), |bencher| {
+            bencher.iter(|| {
+                let mut recorder = Recorder::new(Span { time: Duration::from_secs(300), bytes: 1 << 30 });
+                recorder.turn(&core, Monotonic(2_000_000_000));
+                black_box(recorder.bytes())
+            });
+        });
+        let mut recorder = Recorder::new(Span { time: Duration::from_secs(300), bytes: 1 << 30 });
+        recorder.turn(&core, Monotonic(2_000_000_000));
+        println!("a snapshot of {requests} requests has {} bytes", recorder.bytes());
+    }
+    group.finish();
+}
+
+criterion_group!(benches, events, tick, snapshot);
 criterion_main!(benches);

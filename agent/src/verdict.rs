@@ -99,8 +99,10 @@ impl Verdict {
 
     /// The same alert with what is known of its request by now; nothing when that is what it says already.
     pub fn refreshed(&self, request: &Request, diagnosis: &Diagnosis) -> Option<Self> {
-        let known = (&self.rid, self.phase, self.cause, self.diagnosis.quiescence, self.diagnosis.confidence);
-        let now = (&request.rid, request.phase, diagnosis.cause, diagnosis.quiescence, diagnosis.confidence);
+        let (since, diagnosed) = (self.waiting_since, &self.diagnosis);
+        let known = (&self.rid, self.phase, since, self.cause, diagnosed.quiescence, diagnosed.confidence);
+        let since = request.waiting_since();
+        let now = (&request.rid, request.phase, since, diagnosis.cause, diagnosis.quiescence, diagnosis.confidence);
         (known != now).then(|| Self {
             rid: request.rid.clone(),
             phase: request.phase,

@@ -1,6 +1,6 @@
 //! What a process's transfer engine says, applied.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, time::Duration};
 
 use super::{
     super::{
@@ -15,6 +15,11 @@ use crate::event::{
     clock::Monotonic,
     native::{Engine, NativeEvent},
 };
+
+/// `IBV_WC_WR_FLUSH_ERR` (`infiniband/verbs.h`): a queue pair that has failed gives back everything else like this.
+const WR_FLUSH_ERR: u32 = 5;
+/// How long after a queue pair's failure what was flushed may still be polled.
+const FLUSHED_WITHIN: Duration = Duration::from_secs(10);
 
 impl Process {
     /// Its transfers.
@@ -64,7 +69,14 @@ impl Process {
             NativeEvent::EndpointError { point, status, .. } => {
                 self.state.native.endpoint_error = Some(EndpointFailure { at, point: *point, status: *status });
             }
-            NativeEvent::CompletionError { status, .. } => self.state.native.completion_error = Some((at, *status)),
+            NativeEvent::CompletionError { status, .. } => {
+                let before = self.state.native.completion_error;
+                let follows =
+                    *status == WR_FLUSH_ERR && before.is_some_and(|(first, _)| at.since(first) < FLUSHED_WITHIN);
+                if !follows {
+                    self.state.native.completion_error = Some((at, *status));
+                }
+            }
             _ => {}
         }
         let rooms = &self.rooms;
@@ -155,6 +167,22 @@ mod tests {
         let seen = Observation { handle: HANDLE, generation: 1, status: TransferStatus::Done, moved: None };
         tracker.observed(PROCESS, seen, Monotonic(9));
         tracker.transfers(PROCESS).unwrap().not_joined().under_way().is_some()
+    }
+
+    #[test]
+    fn what_a_failed_queue_pair_gives_back_does_not_hide_why_it_failed() {
+        let mut tracker = posted();
+        let mut error = |at, status| {
+            let body = Body::Native(Box::new(NativeEvent::CompletionError { status, vendor_error: 0, qp: 1 }));
+            let event = Event { pid: 7, tid: 7, at: Monotonic(at), sequence: 2, detail_lost: false, body };
+            tracker.apply(&event, &mut Vec::new());
+            tracker.server(PROCESS).unwrap().native.completion_error.unwrap()
+        };
+        let (retries_exceeded, long) = (12, FLUSHED_WITHIN.as_nanos() as u64);
+        assert_eq!(error(10, WR_FLUSH_ERR), (Monotonic(10), WR_FLUSH_ERR));
+        assert_eq!(error(20, retries_exceeded), (Monotonic(20), retries_exceeded));
+        assert_eq!(error(30, WR_FLUSH_ERR), (Monotonic(20), retries_exceeded));
+        assert_eq!(error(20 + long, WR_FLUSH_ERR), (Monotonic(20 + long), WR_FLUSH_ERR));
     }
 
     #[test]
