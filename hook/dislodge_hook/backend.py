@@ -19,8 +19,9 @@ PROVED = {
     MOONCAKE: frozenset(["0.5.10", "0.5.12.post1", "0.5.15", "0.5.18", "0.5.22", "0.5.23"]),
 }
 """Backends on which failing a sender was run against SGLang's released code and the real engine, with the count of its
-chunks, and the releases on which that counts; None: on all. Everything over TCP on one host; over RDMA nothing was run. The
-agent has the same list (`remedy::guard::PROVED`; agent/tests/hook.rs compares them).
+chunks, and the releases on which that counts; None: on all. Everything over TCP on one host; over RDMA the engines were run
+without SGLang (tests/vm/guest/transfers.py). The agent has the same list (`remedy::guard::PROVED`; agent/tests/hook.rs compares
+them).
 
 NIXL and fake were run on the six releases that Mooncake has here; on the others it counts because what differs from release to
 release (queues, flags) is read from the code, and each of NIXL's chunks is proved over by its own handles. Mooncake's are

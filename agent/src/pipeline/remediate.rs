@@ -68,6 +68,7 @@ impl Pipeline {
     }
 
     fn decide(&mut self, key: RequestKey, mode: Mode, kill_switch: bool, now: Monotonic) -> Decision {
+        let room = self.core.tracker().get(key).map(|tracked| tracked.room);
         let context = Context {
             mode,
             kill_switch,
@@ -75,7 +76,8 @@ impl Pipeline {
             actions_left: self.ladder.actions_left(now),
             has_control_channel: self.servers.get(&key.process).is_some_and(|server| server.control.is_ok()),
             acted_before: self.ladder.acted_before(key),
-            senders_on_room: self.core.tracker().get(key).map_or(0, |tracked| tracked.room.senders.len()),
+            senders_on_room: room.map_or(0, |room| room.senders.len()),
+            abandoned_handles: room.and_then(|room| room.chunks).is_some_and(|chunks| chunks.abandoned),
         };
         let Some((tracked, diagnosis)) = self.core.diagnose(key, now) else {
             return Decision::Refused(Refusal::Terminal);

@@ -44,6 +44,8 @@ pub enum Refusal {
     RoomShared,
     /// It is not proved that no write is under way.
     NotQuiescent,
+    /// The hook calls handles of its room abandoned, and cannot see itself whether they are over: it would refuse.
+    AbandonedHandles,
     /// The server has not said how many ranks it has.
     RanksUnknown,
     /// Polls are reduced over a tensor-parallel group: one rank's flag frees pages on all.
@@ -58,7 +60,7 @@ pub enum Refusal {
 
 impl Refusal {
     /// Every refusal.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 21] = [
         Self::Observing,
         Self::KillSwitch,
         Self::AuditUnavailable,
@@ -74,6 +76,7 @@ impl Refusal {
         Self::RoomOutOfRange,
         Self::RoomShared,
         Self::NotQuiescent,
+        Self::AbandonedHandles,
         Self::RanksUnknown,
         Self::TensorParallel,
         Self::ContextParallel,
@@ -99,6 +102,7 @@ impl Refusal {
             Self::RoomOutOfRange => "room_out_of_range",
             Self::RoomShared => "room_shared",
             Self::NotQuiescent => "not_quiescent",
+            Self::AbandonedHandles => "abandoned_handles",
             Self::RanksUnknown => "ranks_unknown",
             Self::TensorParallel => "tensor_parallel",
             Self::ContextParallel => "context_parallel",
@@ -125,6 +129,8 @@ pub struct Context {
     pub acted_before: bool,
     /// Live senders on the request's room, itself among them.
     pub senders_on_room: usize,
+    /// Whether the hook calls handles of the room abandoned.
+    pub abandoned_handles: bool,
 }
 
 /// Releases of SGLang on which a backend's senders may be failed.
@@ -137,7 +143,8 @@ pub enum ProvedOn {
 }
 
 /// Backends whose senders tests have failed and read back, on SGLang's released code with the real engine, over TCP on one
-/// host (`agent/tests/sglang_refusals.rs`, `agent/tests/sglang_mooncake.rs`). Over RDMA nothing was run. mori and ascend ran on a
+/// host (`agent/tests/sglang_refusals.rs`, `agent/tests/sglang_mooncake.rs`). Over RDMA the engines were run without SGLang: what they
+/// call done is (`tests/vm/guest/transfers.py`). mori and ascend ran on a
 /// stand-in for their engine only. The hook has the same list (`backend.PROVED`), and refuses by it once more.
 pub static PROVED: [(Backend, ProvedOn); 3] = [
     (Backend::Nixl, ProvedOn::Every),
@@ -179,6 +186,7 @@ pub fn may_act(
     refuse_unless(matches!(request.room, Room::Number(_)), Refusal::RoomOutOfRange)?;
     refuse_unless(context.senders_on_room == 1, Refusal::RoomShared)?;
     refuse_unless(diagnosis.quiescence.is_proved_idle(), Refusal::NotQuiescent)?;
+    refuse_unless(!context.abandoned_handles, Refusal::AbandonedHandles)?;
     let size = |size: Option<u32>| size.ok_or(Refusal::RanksUnknown);
     refuse_unless(size(hello.and_then(|hello| hello.tp))? == 1, Refusal::TensorParallel)?;
     refuse_unless(size(hello.and_then(|hello| hello.cp))? == 1, Refusal::ContextParallel)?;

@@ -49,6 +49,7 @@ impl Case {
                 has_control_channel: true,
                 acted_before: false,
                 senders_on_room: 1,
+                abandoned_handles: false,
             },
         }
     }
@@ -88,6 +89,7 @@ const REFUSED: &[(Refusal, Spoil)] = &[
     (Refusal::RidIncomplete, |case| case.request.rid.as_mut().unwrap().text.clear()),
     (Refusal::RoomOutOfRange, |case| case.request.room = Room::OutOfRange),
     (Refusal::RoomShared, |case| case.context.senders_on_room = 2),
+    (Refusal::AbandonedHandles, |case| case.context.abandoned_handles = true),
     (Refusal::RoomShared, |case| case.context.senders_on_room = 0),
     (Refusal::NotQuiescent, |case| {
         case.diagnosis.quiescence = Quiescence::InFlight { chunks: 1, transfers: 0, oldest: None }

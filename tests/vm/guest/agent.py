@@ -121,10 +121,9 @@ def every_transfer_is_seen(engine, pair, agent):
         assert seen["mooncake_poll"] == bytes_written >> 16, (seen, bytes_written)
         assert bytes_written >> 10 <= packets < 2 * (bytes_written >> 10), (packets, bytes_written)
     else:
-        # UCX copies and cuts as it likes; what ends each transfer is a flush, and that completes once. It has its
-        # completions from the provider's `poll_cq`, which was found in its memory.
-        assert seen["uct_rc"] >= count and packets > sum(seen.values()), (seen, packets)
-        assert seen["verbs_poll_cq"] >= count, seen
+        # UCX cuts as it likes and has its completions from the provider's `poll_cq`, which was found in its memory; a work
+        # request of it is a packet or more.
+        assert count <= seen["verbs_poll_cq"] < packets, (seen, packets)
 
 
 def until_completions_are_seen(engine, pair, agent):

@@ -27,8 +27,8 @@ class Pair:
         self.decode.expect(event="met")
         self.prefill.expect(event="met")
 
-    def post(self, room):
-        self.prefill.tell("post", room)
+    def post(self, room, *overwrite):
+        self.prefill.tell("post", room, *overwrite)
         self.prefill.expect(event="posted", room=room)
 
     def end(self, room, within=PATIENCE):

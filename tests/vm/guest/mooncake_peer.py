@@ -2,7 +2,7 @@
 
     mooncake_peer.py prefill|decode SOCKET DEVICE
 
-Commands: `post ROOM` (prefill); `verify ROOM`, `unregister` (decode). Prefill connects with its first post.
+Commands: `post ROOM [overwrite_at_once|overwrite_at_end]` (prefill); `verify ROOM`, `unregister` (decode). Prefill connects with its first post.
 """
 
 import os
@@ -27,8 +27,8 @@ def main():
     say("met", pid=os.getpid())
     for command in commands():
         match command:
-            case ["post", room]:
-                threading.Thread(target=post, args=[engine, buffer, session, address, int(room)]).start()
+            case ["post", room, *overwrite]:
+                threading.Thread(target=post, args=[engine, buffer, session, address, int(room), overwrite]).start()
             case ["verify", room]:
                 say("verified", room=int(room), good=buffer.holds(int(room)))
             case ["unregister"]:
@@ -38,14 +38,23 @@ def main():
     os._exit(0)
 
 
-def post(engine, buffer, session, remote, room):
+def post(engine, buffer, session, remote, room, overwrite):
     buffer.fill(room)
     offsets = [page * PAGE for page in range(PAGES)]
     started = time.monotonic()
     say("posted", room=room)
+    if "overwrite_at_once" in overwrite:
+        threading.Timer(0.5, overwritten, [buffer, room]).start()
     status = engine.batch_transfer_sync_write(
         session, [buffer.address + offset for offset in offsets], [remote + offset for offset in offsets], [PAGE] * PAGES)
+    if "overwrite_at_end" in overwrite:
+        buffer.fill(room + 1)
     say("end", room=room, good=status == 0, status=status, seconds=round(time.monotonic() - started, 3))
+
+
+def overwritten(buffer, room):
+    buffer.fill(room + 1)
+    say("overwritten", room=room)
 
 
 main()

@@ -2,7 +2,7 @@
 
     nixl_peer.py prefill|decode SOCKET DEVICE
 
-Commands: `post ROOM`, `state ROOM` (prefill); `verify ROOM`, `unregister` (decode). Prefill connects with its first post.
+Commands: `post ROOM [overwrite_at_once|overwrite_at_end]`, `state ROOM` (prefill); `verify ROOM`, `unregister` (decode). Prefill connects with its first post.
 """
 
 import os
@@ -34,10 +34,10 @@ def pages(agent, base):
 
 
 def prefill(agent, buffer, metadata, remote):
-    peer, handles, polls = None, {}, 0
+    peer, handles, polls, overwrite_at_end = None, {}, 0, set()
     for command in commands():
         match command:
-            case ["post", room]:
+            case ["post", room, *overwrite]:
                 room = int(room)
                 peer = peer or agent.add_remote_agent(metadata)
                 buffer.fill(room)
@@ -46,11 +46,18 @@ def prefill(agent, buffer, metadata, remote):
                 handles[room] = handle
                 state = attempt(agent.transfer, handle)
                 say("posted", room=room, **state)
+                if "overwrite_at_once" in overwrite:
+                    buffer.fill(room + 1)
+                    say("overwritten", room=room)
+                if "overwrite_at_end" in overwrite:
+                    overwrite_at_end.add(room)
             case ["state", room] if int(room) in handles:
                 say("state", room=int(room), polls=polls, **attempt(agent.check_xfer_state, handles[int(room)]))
         for room, handle in list(handles.items()):
             state, polls = attempt(agent.check_xfer_state, handle), polls + 1
             if state["state"] != "PROC":
+                if room in overwrite_at_end:
+                    buffer.fill(room + 1)
                 say("end", room=room, good=state["state"] == "DONE", **state)
                 del handles[room]
                 agent.release_xfer_handle(handle)

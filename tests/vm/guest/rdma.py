@@ -65,6 +65,11 @@ def lose_everything():
     run("tc qdisc replace dev veth0 root netem loss 100%")
 
 
+def lose_some():
+    """From now on one packet in a hundred to decode is lost, and has to be sent again."""
+    run("tc qdisc replace dev veth0 root netem loss 1%")
+
+
 def delay(milliseconds):
     """From now on each packet to decode takes that much longer."""
     run(f"tc qdisc replace dev veth0 root netem delay {milliseconds}ms limit 100000")
