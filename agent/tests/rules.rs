@@ -343,7 +343,7 @@ proptest! {
         for cause in Cause::ALL {
             for seconds in [0.0, 1.0, 2.0, 2.5, 3.0, 3.5] {
                 World::pinned(cause).look(at(seconds), |subject| {
-                    let allowed = condition.prefilter().allows(subject.diagnosis.cause, subject.age());
+                    let allowed = condition.prefilter().allows(subject.conclusion.cause, subject.age().as_secs_f64());
                     assert!(allowed || !condition.matches(&Scope::of(&root, subject)).unwrap(), "{source} with {cause} after {seconds}");
                 });
             }

@@ -67,6 +67,11 @@ impl Cause {
         Self::Unknown,
     ];
 
+    /// Its place in [`Cause::ALL`].
+    pub fn index(self) -> usize {
+        self as usize
+    }
+
     /// Its name in rules, labels and output.
     pub fn name(self) -> &'static str {
         match self {
@@ -106,7 +111,7 @@ const SECOND: Duration = Duration::from_secs(1);
 const CONCLUDES_WITHIN: Duration = Duration::from_secs(5);
 
 /// Why a request waits. The server's own words first: they say what to do; then what its transfers show.
-pub(super) fn cause(tracked: &Tracked<'_>, now: Monotonic) -> Cause {
+pub fn cause(tracked: &Tracked<'_>, now: Monotonic) -> Cause {
     let Tracked { request, room, server, .. } = *tracked;
     if request.phase.is_some_and(Phase::is_terminal) {
         return Cause::Unknown;

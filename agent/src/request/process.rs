@@ -3,7 +3,10 @@
 mod native;
 mod resync;
 
-use std::collections::HashMap;
+use std::{
+    collections::{BTreeMap, HashMap},
+    ops::Bound,
+};
 
 use super::{
     Aborted, Ended, Request, RequestKey, ResyncReason, RoomState, ServerState, Sync,
@@ -25,7 +28,9 @@ pub(super) struct Process {
     key: ProcessKey,
     clock_offset: i64,
     state: ServerState,
-    requests: HashMap<u64, Request>,
+    /// By serial, the oldest first: what is walked in order gives the same verdicts in a replay. Boxed, since a tree's
+    /// nodes are half empty.
+    requests: BTreeMap<u64, Box<Request>>,
     rooms: HashMap<Room, RoomState>,
     transfers: Transfers,
     inflight: u32,
@@ -49,7 +54,7 @@ impl Process {
             key,
             clock_offset,
             state: ServerState::new(Sync::Needed(ResyncReason::Attached)),
-            requests: HashMap::new(),
+            requests: BTreeMap::new(),
             rooms: HashMap::new(),
             transfers: Transfers::new(max_transfers),
             inflight: 0,
@@ -72,7 +77,16 @@ impl Process {
     }
 
     pub(super) fn all(&self) -> impl Iterator<Item = Tracked<'_>> {
-        self.requests.values().filter_map(|request| self.with_room(request))
+        self.within(Bound::Unbounded, Bound::Unbounded)
+    }
+
+    pub(super) fn keys(&self) -> impl Iterator<Item = RequestKey> {
+        self.requests.keys().map(|serial| self.request_key(*serial))
+    }
+
+    /// Its requests whose serials are within these bounds, in order.
+    pub(super) fn within(&self, first: Bound<u64>, last: Bound<u64>) -> impl Iterator<Item = Tracked<'_>> {
+        self.requests.range((first, last)).filter_map(|(_, request)| self.with_room(request))
     }
 
     fn with_room<'a>(&'a self, request: &'a Request) -> Option<Tracked<'a>> {
@@ -190,7 +204,7 @@ impl Process {
             }
             return None;
         }
-        self.requests.get_mut(&serial)
+        self.requests.get_mut(&serial).map(Box::as_mut)
     }
 
     fn changed(&self, serial: u64, step: Step, applying: &mut Applying<'_>) {
@@ -213,7 +227,7 @@ impl Process {
 
     fn insert(&mut self, mut request: Request, applying: &mut Applying<'_>) {
         if self.requests.len() >= applying.max_requests
-            && let Some(oldest) = self.requests.keys().min().copied()
+            && let Some(oldest) = self.requests.first_key_value().map(|(serial, _)| *serial)
         {
             applying.unused.retired += 1;
             self.forget(oldest, None, applying);
@@ -235,10 +249,10 @@ impl Process {
         if request.is_inflight() {
             self.inflight += 1;
         }
-        self.requests.insert(serial, request);
+        self.requests.insert(serial, Box::new(request));
     }
 
-    fn take_out(&mut self, serial: u64) -> Option<Request> {
+    fn take_out(&mut self, serial: u64) -> Option<Box<Request>> {
         let request = self.requests.remove(&serial)?;
         if request.is_inflight() {
             self.inflight = self.inflight.saturating_sub(1);
@@ -257,7 +271,7 @@ impl Process {
             at: applying.at,
             tid: applying.tid,
             step: left.map_or(Step::Ended, Step::Left),
-            ended: Some(Box::new(request)),
+            ended: Some(request),
         });
     }
 
@@ -335,7 +349,8 @@ impl Process {
         match reason {
             LeaveReason::Success | LeaveReason::Failed => {
                 // What is under way on a room that others share may be theirs.
-                let alone = |request: &&Request| self.rooms.get(&request.room).is_some_and(|it| it.senders.len() < 2);
+                let alone =
+                    |request: &&Box<Request>| self.rooms.get(&request.room).is_some_and(|it| it.senders.len() < 2);
                 // A server that polled Success had asked each handle; what is left is that its end was not seen here yet.
                 let failed = self.requests.get(&serial).filter(|_| reason == LeaveReason::Failed);
                 if let Some(room) = failed.filter(alone).map(|request| request.room) {

@@ -1,6 +1,11 @@
 //! All traced processes and their requests: events in, changes out. Bounded; owned by the pipeline's one loop.
 
-use std::{collections::HashMap, time::Duration};
+use std::{
+    cmp::Ordering,
+    collections::{BTreeMap, HashMap},
+    ops::Bound,
+    time::Duration,
+};
 
 use super::{
     Request, RequestKey, ResyncReason, RoomState, ServerState,
@@ -67,7 +72,7 @@ pub struct Unused {
 /// Everything that is known of the node's requests.
 #[derive(Debug)]
 pub struct Tracker {
-    processes: HashMap<u32, Process>,
+    processes: BTreeMap<u32, Process>,
     limits: Limits,
     unused: Unused,
 }
@@ -99,7 +104,7 @@ pub struct Tracked<'a> {
 impl Tracker {
     /// A tracker that keeps so much per process.
     pub fn new(limits: Limits) -> Self {
-        Self { processes: HashMap::new(), limits, unused: Unused::default() }
+        Self { processes: BTreeMap::new(), limits, unused: Unused::default() }
     }
 
     /// Starts to track a process. `clock_offset` is its time namespace's offset of CLOCK_MONOTONIC in nanoseconds.
@@ -217,7 +222,33 @@ impl Tracker {
         self.processes.values().map(|process| (process.key(), process.state()))
     }
 
-    /// Every live request.
+    /// The keys of every live request, in order.
+    pub fn keys(&self) -> impl Iterator<Item = RequestKey> {
+        self.processes.values().flat_map(Process::keys)
+    }
+
+    /// Every live request in the order of their keys, from the one after `reached` on, round to that one.
+    pub fn requests_after(&self, reached: Option<RequestKey>) -> impl Iterator<Item = Tracked<'_>> {
+        let after = self.processes.values().flat_map(move |process| {
+            let first = match reached.map(|reached| (process.key().cmp(&reached.process), reached.serial)) {
+                Some((Ordering::Less, _)) => Bound::Excluded(u64::MAX),
+                Some((Ordering::Equal, serial)) => Bound::Excluded(serial),
+                Some((Ordering::Greater, _)) | None => Bound::Unbounded,
+            };
+            process.within(first, Bound::Unbounded)
+        });
+        let others = self.processes.values().flat_map(move |process| {
+            let last = match reached.map(|reached| (process.key().cmp(&reached.process), reached.serial)) {
+                Some((Ordering::Less, _)) => Bound::Unbounded,
+                Some((Ordering::Equal, serial)) => Bound::Included(serial),
+                Some((Ordering::Greater, _)) | None => Bound::Excluded(0),
+            };
+            process.within(Bound::Unbounded, last)
+        });
+        after.chain(others)
+    }
+
+    /// Every live request, in the order of their keys.
     pub fn requests(&self) -> impl Iterator<Item = Tracked<'_>> {
         self.processes.values().flat_map(Process::all)
     }

@@ -267,8 +267,9 @@ impl Transfers {
 
     /// Takes over what was read of a transfer in the server's memory, unless the handle is another one's by now.
     pub fn observed(&mut self, seen: Observation, at: Monotonic, has_senders: impl Fn(Room) -> bool) {
-        let is_meant =
-            |transfer: &&mut Transfer| transfer.generation == seen.generation && transfer.state == TransferState::InFlight;
+        let is_meant = |transfer: &&mut Transfer| {
+            transfer.generation == seen.generation && transfer.state == TransferState::InFlight
+        };
         let live = self.live.get_mut(&seen.handle).filter(is_meant);
         // Mooncake keeps a batch that was given up; NIXL's handle may have been another transfer's when it was read.
         let given_up = self.abandoned.get_mut(&seen.generation).filter(|it| it.handle.engine == Engine::Mooncake);

@@ -12,7 +12,7 @@ use cel::{
 };
 
 use crate::{
-    diagnose::{Cause, Diagnosis},
+    diagnose::{Cause, Conclusion, conclude},
     event::{Hello, Phase, clock::Monotonic},
     request::tracker::Tracked,
 };
@@ -25,20 +25,22 @@ const DEFAULT_TIMEOUT: f64 = 300.0;
 pub struct Subject<'a> {
     /// The request, its room, its server and its transfers.
     pub tracked: Tracked<'a>,
-    /// Its diagnosis.
-    pub diagnosis: &'a Diagnosis,
+    /// What its diagnosis says.
+    pub conclusion: Conclusion,
     /// When.
     pub now: Monotonic,
 }
 
-impl Subject<'_> {
+impl<'a> Subject<'a> {
+    /// A request as it is at `now`.
+    pub fn of(tracked: Tracked<'a>, now: Monotonic) -> Self {
+        Self { tracked, conclusion: conclude(&tracked, now), now }
+    }
+
     /// The age of the oldest thing that is known of the request: no field in seconds exceeds it, other than the
     /// server's time-outs.
     pub fn age(&self) -> Duration {
-        let request = self.tracked.request;
-        let oldest = [Some(request.phase_since), request.entered, request.aborted.map(|aborted| aborted.at)];
-        let oldest = oldest.into_iter().flatten().fold(request.created, Monotonic::min);
-        self.now.since(oldest)
+        self.now.since(self.tracked.request.oldest())
     }
 
     fn seconds_since(&self, earlier: Monotonic) -> f64 {
@@ -177,7 +179,7 @@ pub static FIELDS: [Field; 21] = [
         "why the request waits",
         "diagnosis",
         || Cause::ALL.map(Cause::name).to_vec(),
-        |it| Value::Text(it.diagnosis.cause.name()),
+        |it| Value::Text(it.conclusion.cause.name()),
     ),
     text(
         "phase",
@@ -198,14 +200,14 @@ pub static FIELDS: [Field; 21] = [
         "whether a write of the request may still be under way",
         "diagnosis",
         || vec!["NeverPosted", "Queued", "InFlight", "Quiescent", "Unknown"],
-        |it| Value::Text(it.diagnosis.quiescence.name()),
+        |it| Value::Text(it.conclusion.quiescence.name()),
     ),
     text(
         "confidence",
         "how far the diagnosis can be trusted; low while events of the server are missing",
         "diagnosis",
         || vec!["high", "low"],
-        |it| Value::Text(it.diagnosis.confidence.name()),
+        |it| Value::Text(it.conclusion.confidence.name()),
     ),
     flag("inflight", "whether it is in the inflight queue now", "marks: enter, leave, entry", |it| {
         Value::Flag(it.tracked.request.is_inflight())

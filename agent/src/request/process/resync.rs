@@ -75,7 +75,7 @@ impl Process {
         state.sent_chunks = state.sent_chunks.max(entry.sent_chunks.into());
         state.known_absent |= entry.dropped.is_some() || entry.cleared_by.is_some();
         let is_new = known.is_none();
-        let before = known.unwrap_or_else(|| Request::opened(serial, room, entry.backend, applying.at));
+        let before = known.map_or_else(|| Request::opened(serial, room, entry.backend, applying.at), |known| *known);
         let request = Request {
             rid: entry.rid.or(before.rid),
             created: entry.created.unwrap_or(before.created),
