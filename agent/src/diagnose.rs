@@ -48,7 +48,7 @@ pub struct Diagnosis {
     pub confidence: Confidence,
 }
 
-/// What a diagnosis says, without what speaks for it. Rules ask for no more, and it costs a tenth.
+/// What a diagnosis says, without what speaks for it. Rules ask for no more, and it allocates nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Conclusion {
     /// Why the request is stuck, if it is.

@@ -100,8 +100,7 @@ impl Condition {
         self.prefilter
     }
 
-    /// Whether it holds for `subject`, where that can be told without CEL: always the same as [`Condition::matches`],
-    /// a hundred times as fast.
+    /// Whether it holds for `subject`, where that can be told without CEL: always the same as [`Condition::matches`].
     pub fn decide(&self, subject: &Subject<'_>) -> Option<bool> {
         self.decision.decide(subject)
     }

@@ -10,6 +10,7 @@ use cel::{
     },
     context::VariableResolver,
 };
+use serde::Serialize;
 
 use crate::{
     diagnose::{Cause, Conclusion, conclude},
@@ -108,7 +109,9 @@ pub struct Field {
     pub name: &'static str,
     /// Its type.
     pub kind: Kind,
-    /// What it means, with its unit and what stands for "not known".
+    /// What it counts, or in which unit; nothing for what is no number.
+    pub unit: Option<&'static str>,
+    /// What it means, with what stands for "not known".
     pub meaning: &'static str,
     /// Where it comes from.
     pub source: &'static str,
@@ -119,7 +122,30 @@ pub struct Field {
     get: for<'a> fn(&Subject<'a>) -> Value<'a>,
 }
 
+/// A field as `dislodge rules fields -o json` writes it.
+#[derive(Clone, Debug, Serialize)]
+pub struct Description {
+    /// Its name in conditions.
+    pub name: &'static str,
+    /// CEL's name of its type.
+    pub r#type: &'static str,
+    /// What it counts, or in which unit.
+    pub unit: Option<&'static str>,
+    /// Where it comes from.
+    pub source: &'static str,
+    /// What it means.
+    pub meaning: &'static str,
+    /// Every value that it can have, when these are few.
+    pub values: Vec<&'static str>,
+}
+
 impl Field {
+    /// What a person who writes rules has to know of it.
+    pub fn describe(&self) -> Description {
+        let Self { name, kind, unit, meaning, source, values, .. } = *self;
+        Description { name, r#type: kind.name(), unit, source, meaning, values: values() }
+    }
+
     /// The field of that name.
     pub fn named(name: &str) -> Option<&'static Self> {
         FIELDS.iter().find(|field| field.name == name)
@@ -138,7 +164,7 @@ const fn text(
     values: fn() -> Vec<&'static str>,
     get: for<'a> fn(&Subject<'a>) -> Value<'a>,
 ) -> Field {
-    Field { name, kind: Kind::Text, meaning, source, values, is_age: false, get }
+    Field { name, kind: Kind::Text, unit: None, meaning, source, values, is_age: false, get }
 }
 
 const fn flag(
@@ -147,16 +173,17 @@ const fn flag(
     source: &'static str,
     get: for<'a> fn(&Subject<'a>) -> Value<'a>,
 ) -> Field {
-    Field { name, kind: Kind::Flag, meaning, source, values: Vec::new, is_age: false, get }
+    Field { name, kind: Kind::Flag, unit: None, meaning, source, values: Vec::new, is_age: false, get }
 }
 
 const fn count(
     name: &'static str,
+    unit: &'static str,
     meaning: &'static str,
     source: &'static str,
     get: for<'a> fn(&Subject<'a>) -> Value<'a>,
 ) -> Field {
-    Field { name, kind: Kind::Count, meaning, source, values: Vec::new, is_age: false, get }
+    Field { name, kind: Kind::Count, unit: Some(unit), meaning, source, values: Vec::new, is_age: false, get }
 }
 
 const fn seconds(
@@ -166,7 +193,7 @@ const fn seconds(
     is_age: bool,
     get: for<'a> fn(&Subject<'a>) -> Value<'a>,
 ) -> Field {
-    Field { name, kind: Kind::Seconds, meaning, source, values: Vec::new, is_age, get }
+    Field { name, kind: Kind::Seconds, unit: Some("s"), meaning, source, values: Vec::new, is_age, get }
 }
 
 /// What stands for the phase of a request that was never polled.
@@ -229,28 +256,32 @@ pub static FIELDS: [Field; 21] = [
     seconds("abort_seconds", "time since abort() was called last; -1 when never", "marks: abort, entry", true, |it| {
         Value::Seconds(it.tracked.request.aborted.map_or(-1.0, |aborted| it.seconds_since(aborted.at)))
     }),
-    count("sent_chunks", "chunks given to send()", "marks: send, entry", |it| {
+    count("sent_chunks", "chunks", "chunks given to send()", "marks: send, entry", |it| {
         Value::Count(it.tracked.request.sent_chunks.into())
     }),
-    count("sent_pages", "KV pages given to send()", "marks: send, entry", |it| {
+    count("sent_pages", "pages", "KV pages given to send()", "marks: send, entry", |it| {
         Value::Count(i64::try_from(it.tracked.request.sent_pages).unwrap_or(i64::MAX))
     }),
     flag("room_shared", "whether another live sender has the room now", "marks: open, entry", |it| {
         Value::Flag(it.tracked.room.senders.iter().any(|serial| *serial != it.tracked.request.serial))
     }),
-    count("queue_length", "requests in the server's inflight queue; -1 when not reported yet", "marks: pass", |it| {
-        Value::Count(it.tracked.server.queue_length.map_or(-1, |(length, _)| length.into()))
-    }),
+    count(
+        "queue_length",
+        "requests",
+        "requests in the server's inflight queue; -1 when not reported yet",
+        "marks: pass",
+        |it| Value::Count(it.tracked.server.queue_length.map_or(-1, |(length, _)| length.into())),
+    ),
     text("sglang", "the server's version; empty when not known", "marks: hello", Vec::new, |it| {
         Value::Text(it.tracked.server.hello.as_deref().and_then(|hello| hello.sglang.as_deref()).unwrap_or_default())
     }),
-    count("tp", "size of the attention TP group; 0 when not known", "marks: hello", |it| {
+    count("tp", "ranks", "size of the attention TP group; 0 when not known", "marks: hello", |it| {
         Value::Count(it.hello(|hello| hello.tp).map_or(0, i64::from))
     }),
-    count("pp", "pipeline stages; 0 when not known", "marks: hello", |it| {
+    count("pp", "stages", "pipeline stages; 0 when not known", "marks: hello", |it| {
         Value::Count(it.hello(|hello| hello.pp).map_or(0, i64::from))
     }),
-    count("cp", "size of the attention CP group; 0 when not known", "marks: hello", |it| {
+    count("cp", "ranks", "size of the attention CP group; 0 when not known", "marks: hello", |it| {
         Value::Count(it.hello(|hello| hello.cp).map_or(0, i64::from))
     }),
     seconds(

@@ -1,4 +1,4 @@
-//! The common conditions without CEL's interpreter, which takes microseconds for each: `&&`, `||` and `!` over flags, over
+//! The common conditions without CEL's interpreter, which allocates for each: `&&`, `||` and `!` over flags, over
 //! fields compared with what is written in the rule, and over fields compared with fields. Everything else is left to CEL.
 
 use cel::{
