@@ -31,7 +31,8 @@ pub(super) struct Process {
     /// By serial, the oldest first: what is walked in order gives the same verdicts in a replay. Boxed, since a tree's
     /// nodes are half empty.
     requests: BTreeMap<u64, Box<Request>>,
-    rooms: HashMap<Room, RoomState>,
+    /// Boxed, since a table of many entries is more than half empty once it has grown.
+    rooms: HashMap<Room, Box<RoomState>>,
     transfers: Transfers,
     inflight: u32,
     newest_serial: u64,

@@ -57,15 +57,16 @@ pub struct Work {
 /// The transfers of one process.
 #[derive(Debug)]
 pub struct Transfers {
-    live: HashMap<Handle, Transfer>,
+    /// What is large is boxed: a table of many entries is more than half empty once it has grown.
+    live: HashMap<Handle, Box<Transfer>>,
     /// Handles that were not under way when they were put here: the first to go when there are too many.
     idle: VecDeque<(Handle, u64)>,
     /// Transfers that were given up and may go on, by generation: they have no handle any more.
-    abandoned: HashMap<u64, Transfer>,
+    abandoned: HashMap<u64, Box<Transfer>>,
     flushes: Flushes,
     /// Handles of those transfers whose flushes are followed, by generation.
     flushed_handles: HashMap<u64, Handle>,
-    subjects: HashMap<TransferSubject, SubjectTransfers>,
+    subjects: HashMap<TransferSubject, Box<SubjectTransfers>>,
     not_joined: SubjectTransfers,
     workers: HashMap<u32, Work>,
     generation: u64,
@@ -94,7 +95,7 @@ impl Transfers {
 
     /// What is known of a room's transfers.
     pub fn of_room(&self, room: Room) -> Option<&SubjectTransfers> {
-        self.subjects.get(&TransferSubject::Room(room))
+        self.subjects.get(&TransferSubject::Room(room)).map(Box::as_ref)
     }
 
     /// How many transfers were given up whose end may still be seen, by engine.
@@ -105,7 +106,7 @@ impl Transfers {
 
     /// Every room and request of which something is known.
     pub fn subjects(&self) -> impl Iterator<Item = (&TransferSubject, &SubjectTransfers)> {
-        self.subjects.iter()
+        self.subjects.iter().map(|(subject, known)| (subject, known.as_ref()))
     }
 
     /// The transfers that belong to nobody that is known.
@@ -115,7 +116,7 @@ impl Transfers {
 
     /// Every transfer whose handle lives.
     pub fn live(&self) -> impl Iterator<Item = &Transfer> {
-        self.live.values()
+        self.live.values().map(Box::as_ref)
     }
 
     /// What was counted since it was taken last.
@@ -168,7 +169,7 @@ impl Transfers {
     /// The last sender of a room is gone: what is over is forgotten.
     pub fn room_without_senders(&mut self, room: Room) {
         let subject = TransferSubject::Room(room);
-        if self.subjects.get(&subject).is_some_and(SubjectTransfers::is_over) {
+        if self.subjects.get(&subject).is_some_and(|known| known.is_over()) {
             self.subjects.remove(&subject);
         }
     }
@@ -267,7 +268,7 @@ impl Transfers {
 
     /// Takes over what was read of a transfer in the server's memory, unless the handle is another one's by now.
     pub fn observed(&mut self, seen: Observation, at: Monotonic, has_senders: impl Fn(Room) -> bool) {
-        let is_meant = |transfer: &&mut Transfer| {
+        let is_meant = |transfer: &&mut Box<Transfer>| {
             transfer.generation == seen.generation && transfer.state == TransferState::InFlight
         };
         let live = self.live.get_mut(&seen.handle).filter(is_meant);
@@ -289,7 +290,7 @@ impl Transfers {
     }
 
     fn follow_flushes(&mut self, handle: Handle, lists: [u64; 2]) {
-        let followed = |transfer: &&Transfer| handle.engine == Engine::Nixl && transfer.parts > 0;
+        let followed = |transfer: &&Box<Transfer>| handle.engine == Engine::Nixl && transfer.parts > 0;
         if let Some(transfer) = self.live.get(&handle).filter(followed) {
             self.flushes.posting(transfer.generation, transfer.parts, lists);
             self.flushed_handles.insert(transfer.generation, handle);
@@ -340,7 +341,7 @@ impl Transfers {
 }
 
 fn subject_mut<'a>(
-    subjects: &'a mut HashMap<TransferSubject, SubjectTransfers>,
+    subjects: &'a mut HashMap<TransferSubject, Box<SubjectTransfers>>,
     not_joined: &'a mut SubjectTransfers,
     subject: Option<TransferSubject>,
 ) -> &'a mut SubjectTransfers {

@@ -51,7 +51,7 @@ impl Transfers {
         let Made { operation, parts, size } = made;
         let (generation, state) = (self.generation, TransferState::Made);
         let transfer = Transfer { handle, generation, operation, parts, size, joined, tid, since: at, state, moved: 0 };
-        self.live.insert(handle, transfer);
+        self.live.insert(handle, Box::new(transfer));
     }
 
     pub(super) fn posting(
@@ -125,8 +125,9 @@ impl Transfers {
                 self.counted.not_kept += 1;
                 return false;
             };
-            let is_idle =
-                |transfer: &Transfer| transfer.generation == generation && transfer.state != TransferState::InFlight;
+            let is_idle = |transfer: &Box<Transfer>| {
+                transfer.generation == generation && transfer.state != TransferState::InFlight
+            };
             if self.live.get(&handle).is_some_and(is_idle) {
                 self.live.remove(&handle);
             }
@@ -185,7 +186,7 @@ impl Transfers {
         let Some(subject) = subject else { return };
         let is_asked_for = matches!(&subject, TransferSubject::Room(room) if has_senders(*room));
         // A failure is kept for a while: somebody will ask what it was.
-        let is_done = |known: &SubjectTransfers| known.is_over() && known.failure.is_none();
+        let is_done = |known: &Box<SubjectTransfers>| known.is_over() && known.failure.is_none();
         if !is_asked_for && self.subjects.get(&subject).is_some_and(is_done) {
             self.subjects.remove(&subject);
         }
