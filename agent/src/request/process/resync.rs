@@ -16,7 +16,8 @@ const PASSES_IN_DOUBT: u32 = 2;
 #[derive(Debug)]
 pub(super) struct Resync {
     epoch: u64,
-    entries: u64,
+    /// The senders that were told of: one that is told of twice does not stand for another one.
+    entries: HashSet<u64>,
     pub(super) alive: HashSet<u64>,
 }
 
@@ -58,14 +59,15 @@ impl Process {
     }
 
     pub(super) fn begin_resync(&mut self, epoch: u64) {
-        if matches!(self.state.sync, Sync::Asked { epoch: asked, .. } if asked == epoch) {
-            self.resync = Some(Resync { epoch, entries: 0, alive: HashSet::new() });
+        let has_begun = self.resync.as_ref().is_some_and(|resync| resync.epoch == epoch);
+        if !has_begun && matches!(self.state.sync, Sync::Asked { epoch: asked, .. } if asked == epoch) {
+            self.resync = Some(Resync { epoch, entries: HashSet::new(), alive: HashSet::new() });
         }
     }
 
     pub(super) fn entry(&mut self, room: Room, serial: u64, epoch: u64, entry: &Entry, applying: &mut Applying<'_>) {
         let Some(resync) = self.resync.as_mut().filter(|resync| resync.epoch == epoch) else { return };
-        resync.entries += 1;
+        resync.entries.insert(serial);
         resync.alive.insert(serial);
         let entry = entry.clone().in_clock_of_the_node(self.clock_offset);
         let known = self.take_out(serial);
@@ -103,7 +105,7 @@ impl Process {
 
     pub(super) fn end_resync(&mut self, epoch: u64, entries: u64, applying: &mut Applying<'_>) {
         let Some(resync) = self.resync.take_if(|resync| resync.epoch == epoch) else { return };
-        if resync.entries != entries {
+        if resync.entries.len() as u64 != entries {
             self.needs_resync(ResyncReason::EntriesMissing);
             return;
         }
@@ -112,6 +114,7 @@ impl Process {
                 self.forget(serial, None, applying);
             }
         }
+        self.passes_in_doubt = 0;
         self.state.sync = Sync::Complete;
     }
 }
