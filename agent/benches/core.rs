@@ -10,7 +10,7 @@ use std::{
 
 use criterion::{Criterion, Throughput, criterion_group};
 use dislodge::{
-    core::Core,
+    core::{Core, EVALUATION_BUDGET, Effects, Input, Pace},
     diagnose::{Cause, diagnose},
     event::{ProcessKey, clock::Monotonic, decode::decode},
     request::{RequestKey, tracker::Limits},
@@ -18,7 +18,6 @@ use dislodge::{
         RuleSet,
         load::{self, Source},
     },
-    verdict::ServerIdentity,
 };
 use dislodge_ebpf::wire::{Header, Kind, Mark};
 use zerocopy::IntoBytes as _;
@@ -65,8 +64,13 @@ fn healthy(sender: u64, at: u64) -> Vec<Vec<u8>> {
 
 fn core() -> Core {
     let rules = load::defaults().expect("the default rules load");
+    core_of(rules)
+}
+
+fn core_of(rules: RuleSet) -> Core {
     let mut core = Core::new(rules, LIMITS);
-    core.attach(PROCESS, ServerIdentity::default(), 0);
+    let attach = Input::Attach { process: PROCESS, identity: Box::default(), clock_offset: 0 };
+    core.apply(attach, &mut Effects::default());
     core
 }
 
@@ -80,16 +84,17 @@ fn events(criterion: &mut Criterion) {
     group.throughput(Throughput::Elements(stream.len() as u64)).measurement_time(Duration::from_secs(5));
     group.bench_function("decode, apply, diagnose", |bencher| {
         let mut core = core();
-        let mut changes = Vec::new();
+        let mut effects = Effects::default();
         bencher.iter(|| {
             for bytes in &stream {
                 let event = decode(bytes).expect("it is an event");
-                core.apply(&event, &mut changes);
-                for change in changes.drain(..) {
+                let at = event.at;
+                core.apply(Input::Event(event), &mut effects);
+                for change in effects.changes.drain(..) {
                     if change.ended.is_none()
-                        && let Some(tracked) = core.tracker.get(change.key)
+                        && let Some(tracked) = core.tracker().get(change.key)
                     {
-                        black_box(diagnose(&tracked, event.at));
+                        black_box(diagnose(&tracked, at));
                     }
                 }
             }
@@ -120,17 +125,16 @@ fn rules() -> RuleSet {
 fn busy() -> Core {
     let rules = rules();
     assert_eq!(rules.len(), 25);
-    let mut core = Core::new(rules, LIMITS);
-    core.attach(PROCESS, ServerIdentity::default(), 0);
-    let mut changes = Vec::new();
+    let mut core = core_of(rules);
+    let mut effects = Effects::default();
     for sender in 1..=LIVE {
         // All but the last four steps: in the queue, being transferred.
         for bytes in &healthy(sender, 1_000_000_000)[..8] {
-            core.apply(&decode(bytes).expect("it is an event"), &mut changes);
+            core.apply(Input::Event(decode(bytes).expect("it is an event")), &mut effects);
         }
-        changes.clear();
+        effects.changes.clear();
     }
-    assert!(core.tracker.get(RequestKey { process: PROCESS, serial: LIVE }).is_some());
+    assert!(core.tracker().get(RequestKey { process: PROCESS, serial: LIVE }).is_some());
     core
 }
 
@@ -139,14 +143,19 @@ fn tick() {
     for (name, age) in [("young", 1), ("older than every threshold", 7_000)] {
         let mut core = busy();
         let now = |number: u64| Monotonic(1_000_000_000 * (age + 1) + number * 200_000_000);
+        let tick = |core: &mut Core, number| {
+            let mut effects = Effects::default();
+            core.apply(Input::Tick { now: now(number), pace: Pace::Within(EVALUATION_BUDGET) }, &mut effects);
+            effects.verdicts.len()
+        };
         let first = Instant::now();
-        let mut told = core.tick(now(0)).len();
+        let mut told = tick(&mut core, 0);
         let first = first.elapsed();
-        told += (1..200).map(|number| core.tick(now(number)).len()).sum::<usize>();
+        told += (1..200).map(|number| tick(&mut core, number)).sum::<usize>();
         let (evaluated, overruns) = (core.evaluator().evaluated(), core.evaluator().overruns());
         let took = |number| {
             let began = Instant::now();
-            assert!(black_box(core.tick(now(number))).is_empty(), "nothing new to tell");
+            assert_eq!(black_box(tick(&mut core, number)), 0, "nothing new to tell");
             began.elapsed()
         };
         let mut times: Vec<Duration> = (200..240).map(took).collect();

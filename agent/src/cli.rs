@@ -2,10 +2,13 @@
 //!
 //! Exit status: 0 done, 1 it does not work here or now (the message says why), 2 wrong input.
 
+mod anonymize;
 mod canary;
 mod check;
 mod demo;
 mod doctor;
+mod record;
+mod replay;
 mod rules;
 mod run;
 mod signals;
@@ -36,8 +39,18 @@ enum Command {
     Demo(demo::Demo),
     /// Check configuration and rules: every problem with file, line and column
     Check(check::Check),
-    /// Say what this machine allows, and of each server whether the hook is in it
+    /// Say what this machine allows, of each server whether the hook is in it, and what would be seen of its transfers
+    ///
+    /// It plans as the agent would, by the same code, and attaches nothing to a server: the kernel has the last word when
+    /// the agent does. An agent may run meanwhile. Probes of the sets `polls` and `completions` are attached for a moment
+    /// only, when a transfer does not get on.
     Doctor(doctor::Doctor),
+    /// Write a recording: of what the running agent has seen in the last minutes, or of what is to be seen from now on
+    Record(record::Record),
+    /// Tell the rules again what a recording says: the same verdicts as live
+    Replay(replay::ReplayCommand),
+    /// Take the names out of a recording, so that it can be shown to others
+    Anonymize(anonymize::Anonymize),
     /// Look at the rules
     Rules(rules::Rules),
     /// What the agent starts itself, to learn whether return probes are safe on this kernel
@@ -89,6 +102,9 @@ impl Cli {
             Command::Demo(demo) => demo.run(),
             Command::Check(check) => check.run(),
             Command::Doctor(doctor) => doctor.run(),
+            Command::Record(record) => record.run(),
+            Command::Replay(replay) => replay.run(),
+            Command::Anonymize(anonymize) => anonymize.run(),
             Command::Rules(rules) => rules.run(),
             Command::Canary => canary::run(),
         }

@@ -3,6 +3,7 @@
 //! [`Config::load`] decides about the whole file and names every problem with its place.
 
 mod probes;
+mod record;
 
 use std::{
     net::{Ipv4Addr, SocketAddr},
@@ -22,6 +23,8 @@ use crate::{
 
 use probes::RawProbes;
 pub use probes::{Completions, Probes};
+use record::RawRecord;
+pub use record::Record;
 
 /// The configuration, checked.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -48,6 +51,8 @@ pub struct Config {
     pub scan_interval: Duration,
     /// Limits of remediation.
     pub remediation: Remediation,
+    /// The flight recorder.
+    pub record: Record,
     /// Most requests that are tracked at once, of one server.
     pub max_requests: usize,
     /// The probes on transfer engines.
@@ -104,6 +109,7 @@ impl Default for Config {
             drain_interval: Duration::from_millis(10),
             scan_interval: Duration::from_secs(1),
             remediation: Remediation::default(),
+            record: Record::default(),
             max_requests: 200_000,
             probes: Probes::default(),
             max_calls: 8_192,
@@ -165,6 +171,16 @@ const SHAPE: Shape = Shape::Map(&[
     ("drain_interval", Shape::Any),
     ("scan_interval", Shape::Any),
     ("remediation", Shape::Map(&[("max_per_minute", Shape::Any), ("kill_switch", Shape::Any)])),
+    (
+        "record",
+        Shape::Map(&[
+            ("folder", Shape::Any),
+            ("minutes", Shape::Any),
+            ("max_bytes", Shape::Any),
+            ("on_firing", Shape::Any),
+            ("max_files", Shape::Any),
+        ]),
+    ),
     ("max_requests", Shape::Any),
     ("probes", Shape::Map(&[("transfers", Shape::Any), ("completions", Shape::Any)])),
     ("max_calls", Shape::Any),
@@ -184,6 +200,7 @@ struct RawConfig {
     drain_interval: Option<Text>,
     scan_interval: Option<Text>,
     remediation: Option<RawRemediation>,
+    record: Option<RawRecord>,
     max_requests: Option<Text>,
     probes: Option<RawProbes>,
     max_calls: Option<Text>,
@@ -272,6 +289,7 @@ impl Config {
         set.duration(&mut config.drain_interval, raw.drain_interval, millisecond, second);
         set.duration(&mut config.scan_interval, raw.scan_interval, 100 * millisecond, 3_600 * second);
         set.number(&mut config.max_requests, raw.max_requests, 1, 10_000_000);
+        config.record.set(raw.record.unwrap_or_default(), set);
         config.probes.set(raw.probes.unwrap_or_default(), set);
         set.number(&mut config.max_calls, raw.max_calls, 64, 1_000_000);
         set.number(&mut config.max_transfers, raw.max_transfers, 1, 10_000_000);

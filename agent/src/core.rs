@@ -1,33 +1,44 @@
 //! Events and time in, verdicts out: everything between the ring and the sinks, without a kernel, a clock or a
-//! network. The pipeline feeds it live; tests and replays feed it whatever they like.
+//! network. It is told one [`Input`] after the other, by one method: what the pipeline tells it live, a replay tells it
+//! again.
+
+mod input;
+mod snapshot;
 
 use std::{
     collections::{BTreeMap, HashMap},
     ops::RangeInclusive,
     sync::Arc,
-    time::{Duration, Instant},
+    time::Duration,
 };
+
+use input::Stopwatch;
+pub use input::{Effects, Input, Pace, Rules};
+pub use snapshot::Snapshot;
+pub(crate) use snapshot::write as write_snapshot;
 
 use crate::{
     diagnose::{Cause, Diagnosis, diagnose},
-    event::{Event, ProcessKey, clock::Monotonic},
+    event::{ProcessKey, clock::Monotonic},
     request::{
         RequestKey,
-        tracker::{Change, Limits, Tracked, Tracker},
+        tracker::{Limits, Tracked, Tracker},
+        transfers::Counted,
     },
     rule::{RuleIndex, RuleSet, alert::AlertState, evaluate::Evaluator, field::Subject},
     verdict::{ServerIdentity, Verdict},
 };
 
 /// How long evaluating the rules may take in a tick; what is left over comes first in the next.
-const EVALUATION_BUDGET: Duration = Duration::from_millis(50);
+pub const EVALUATION_BUDGET: Duration = Duration::from_millis(50);
+/// How long a failure of a room is known after the room is over.
+const FAILURES_KEPT: Duration = Duration::from_secs(300);
 /// Pending and firing alerts at once; further ones are dropped and counted.
 const MAX_ALERTS: usize = 100_000;
 
 /// The state between the ring and the sinks.
 pub struct Core {
-    /// What is known of the node's requests.
-    pub tracker: Tracker,
+    tracker: Tracker,
     evaluator: Evaluator,
     identities: HashMap<ProcessKey, Arc<ServerIdentity>>,
     active: BTreeMap<(RequestKey, RuleIndex), Arc<Verdict>>,
@@ -44,23 +55,48 @@ impl Core {
         }
     }
 
-    /// Starts to track a server. `clock_offset` is its time namespace's, in nanoseconds.
-    pub fn attach(&mut self, key: ProcessKey, identity: ServerIdentity, clock_offset: i64) {
-        self.identities.insert(key, Arc::new(identity));
-        self.tracker.attach(key, clock_offset);
+    /// Takes in one thing, and appends what came of it.
+    pub fn apply(&mut self, input: Input, effects: &mut Effects) {
+        let tracker = &mut self.tracker;
+        match input {
+            Input::Event(event) => tracker.apply(&event, &mut effects.changes),
+            Input::Attach { process, identity, clock_offset } => {
+                self.identities.insert(process, identity.into());
+                tracker.attach(process, clock_offset);
+            }
+            Input::Detach { process, at } => {
+                tracker.detach(process, at, &mut effects.changes);
+                self.identities.remove(&process);
+            }
+            Input::Doubt { process, why } => tracker.needs_resync(process.pid, why),
+            Input::Asked { process, epoch, why, at } => tracker.asked(process, epoch, why, at),
+            Input::Watch { process, engine, at } => tracker.watch(process, engine, at),
+            Input::NativeLost { process, at } => tracker.native_lost(process, at),
+            Input::Observed { process, seen, at } => tracker.observed(process, seen, at),
+            Input::DeviceError { process, error } => tracker.device_error(process, error),
+            Input::Looked { process, polls, began, at } => tracker.looked(process, &polls, began, at),
+            Input::Snapshot(snapshot) => self.restore(*snapshot),
+            Input::Rules { rules: Rules::Here(rules), at } => {
+                effects.verdicts.extend(self.replace_rules(*rules, at));
+            }
+            Input::Rules { rules: Rules::Elsewhere { .. }, .. } => {}
+            Input::Tick { now, pace } => {
+                let stopwatch = Stopwatch::start(pace);
+                effects.verdicts.extend(self.tick(now, &stopwatch));
+                effects.stopped = stopwatch.stopped();
+                self.tracker.prune(Monotonic(now.0.saturating_sub(FAILURES_KEPT.as_nanos() as u64)));
+            }
+        }
     }
 
-    /// Forgets a server; its requests end.
-    pub fn detach(&mut self, key: ProcessKey, now: Monotonic) -> Vec<Change> {
-        let mut changes = Vec::new();
-        self.tracker.detach(key, now, &mut changes);
-        self.identities.remove(&key);
-        changes
+    /// What is known of the node's requests.
+    pub fn tracker(&self) -> &Tracker {
+        &self.tracker
     }
 
-    /// Applies one event and appends what it changed.
-    pub fn apply(&mut self, event: &Event, changes: &mut Vec<Change>) {
-        self.tracker.apply(event, changes);
+    /// What was counted of a server's transfers since the last time. No verdict depends on it.
+    pub fn take_counted(&mut self, key: ProcessKey) -> Counted {
+        self.tracker.take_counted(key)
     }
 
     /// Who a server is.
@@ -75,12 +111,11 @@ impl Core {
     }
 
     /// Evaluates the rules and returns every alert that changed.
-    pub fn tick(&mut self, now: Monotonic) -> Vec<Arc<Verdict>> {
-        let began = Instant::now();
+    fn tick(&mut self, now: Monotonic, stopwatch: &Stopwatch) -> Vec<Arc<Verdict>> {
         let tracker = &self.tracker;
         let mut transitions = self.evaluator.end_others(tracker.keys(), now);
         let requests = tracker.requests_after(self.evaluator.reached());
-        let tick = self.evaluator.tick(requests, now, EVALUATION_BUDGET, || began.elapsed());
+        let tick = self.evaluator.tick(requests, now, stopwatch.budget(), || stopwatch.elapsed());
         transitions.extend(tick.transitions);
         let subject = |key: RequestKey| Some(Subject::of(tracker.get(key)?, now));
         let mut verdicts = Vec::new();
@@ -147,7 +182,7 @@ impl Core {
     }
 
     /// Takes other rules. An alert that fires goes on when its rule still exists and still matches; the others end.
-    pub fn replace_rules(&mut self, rules: RuleSet, now: Monotonic) -> Vec<Arc<Verdict>> {
+    fn replace_rules(&mut self, rules: RuleSet, now: Monotonic) -> Vec<Arc<Verdict>> {
         let mut evaluator = Evaluator::new(rules, MAX_ALERTS);
         let mut kept = BTreeMap::new();
         let mut ended = Vec::new();
@@ -179,7 +214,7 @@ fn all_of(key: RequestKey) -> RangeInclusive<(RequestKey, RuleIndex)> {
 mod tests {
     use super::*;
     use crate::{
-        event::{Backend, Body, Phase, Room},
+        event::{Backend, Body, Event, Phase, Room},
         rule::load::{Source, load},
     };
 
@@ -191,24 +226,31 @@ mod tests {
         let text = "rules: [{name: Any, when: inflight, severity: info}]";
         let mut core =
             Core::new(load(&[Source { file: "r.yaml", text }]).unwrap(), Limits { requests: 10, transfers: 10 });
-        core.attach(PROCESS, ServerIdentity::default(), 0);
+        let attach = Input::Attach { process: PROCESS, identity: Box::default(), clock_offset: 0 };
+        core.apply(attach, &mut Effects::default());
         let (room, sender) = (Room::Number(1), 1);
         let see = |core: &mut Core, seconds: u64, body: Body| {
             let at = Monotonic(seconds * SECOND);
             let event = Event { pid: 7, tid: 7, at, sequence: 1, detail_lost: false, body };
-            core.apply(&event, &mut Vec::new());
+            core.apply(Input::Event(event), &mut Effects::default());
+        };
+        let tick = |core: &mut Core, seconds: u64| {
+            let mut effects = Effects::default();
+            let now = Monotonic(seconds * SECOND);
+            core.apply(Input::Tick { now, pace: Pace::As(None) }, &mut effects);
+            effects.verdicts
         };
         see(&mut core, 1, Body::Open { room, sender, backend: Backend::Nixl });
         see(&mut core, 1, Body::Phase { room, sender, old: None, new: Some(Phase::WaitingForInput) });
         see(&mut core, 1, Body::Enter { room, sender, rid: None, queue_length: 1 });
-        let told = core.tick(Monotonic(2 * SECOND));
+        let told = tick(&mut core, 2);
         assert_eq!(told.iter().map(|verdict| verdict.cause).collect::<Vec<_>>(), [Cause::Parked]);
         see(&mut core, 3, Body::Abort { room, sender, room_present: true });
         see(&mut core, 4, Body::Pass { queue_length: 1, passes: 9 });
-        assert!(core.tick(Monotonic(5 * SECOND)).is_empty(), "nothing new to tell");
+        assert!(tick(&mut core, 5).is_empty(), "nothing new to tell");
         assert_eq!(core.stuck_by_cause(), HashMap::from([(Cause::AbortIgnored, 1)]));
         see(&mut core, 6, Body::Close { room, sender });
-        let told = core.tick(Monotonic(7 * SECOND));
+        let told = tick(&mut core, 7);
         assert_eq!(told.iter().map(|verdict| verdict.state).collect::<Vec<_>>(), [AlertState::Resolved]);
         assert!(core.active().next().is_none() && core.stuck_by_cause().is_empty());
     }

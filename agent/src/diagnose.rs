@@ -74,10 +74,12 @@ pub fn diagnose(tracked: &Tracked<'_>, now: Monotonic) -> Diagnosis {
 
 /// What [`diagnose`] says, without the evidence.
 pub fn conclude(tracked: &Tracked<'_>, now: Monotonic) -> Conclusion {
+    let cause = cause::cause(tracked, now);
     let synchronised = tracked.server.sync == Sync::Complete;
+    let seen = synchronised && (!cause.rests_on_transfers() || quiescence::is_watched(tracked));
     Conclusion {
-        cause: cause::cause(tracked, now),
+        cause,
         quiescence: quiescence::quiescence(tracked),
-        confidence: if synchronised { Confidence::High } else { Confidence::Low },
+        confidence: if seen { Confidence::High } else { Confidence::Low },
     }
 }

@@ -131,6 +131,9 @@ pub enum Backend {
 }
 
 impl Backend {
+    /// Every backend.
+    pub const ALL: [Self; 6] = [Self::Other, Self::Nixl, Self::Fake, Self::Mooncake, Self::Mori, Self::Ascend];
+
     fn from_number(number: u64) -> Self {
         match number {
             1 => Self::Nixl,

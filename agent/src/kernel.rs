@@ -3,6 +3,7 @@
 pub mod attach;
 pub mod canary;
 pub mod look;
+pub mod outlook;
 pub mod plan;
 pub mod preflight;
 pub mod probe;

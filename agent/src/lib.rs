@@ -17,6 +17,7 @@ pub mod kernel;
 pub mod metrics;
 pub mod pipeline;
 pub mod problem;
+pub mod record;
 pub mod remedy;
 pub mod request;
 pub mod rule;

@@ -74,6 +74,17 @@ pub struct CompletionLabel {
     pub status: i64,
 }
 
+/// Labels of RDMA devices' own counters.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct DeviceLabel {
+    /// The device's name.
+    pub device: String,
+    /// The port's number.
+    pub port: u32,
+    /// The counter, as the driver names it.
+    pub counter: &'static str,
+}
+
 /// Labels of probes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct ProbeLabel {
@@ -83,6 +94,15 @@ pub struct ProbeLabel {
     pub function: &'static str,
     /// What became of the probe.
     pub state: &'static str,
+}
+
+/// Labels of recordings.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct RecordingLabel {
+    /// `alert` or `request`.
+    pub reason: &'static str,
+    /// `written` or `failed`.
+    pub outcome: &'static str,
 }
 
 /// Labels of an alert.
@@ -153,6 +173,8 @@ pub struct Metrics {
     pub notifications: Family<OutcomeLabel, Count>,
     /// Completions, by where they were seen and their status.
     pub completions: Family<CompletionLabel, Count>,
+    /// Errors that RDMA devices of the servers counted, by device, port and counter.
+    pub device_errors: Family<DeviceLabel, Count>,
     /// From the end of a room's last transfer until `poll()` said so.
     pub completion_to_status: Durations,
     /// Requests whose pages were released while a transfer of theirs was under way.
@@ -197,6 +219,12 @@ pub struct Metrics {
     pub alertmanager_dropped: Count,
     /// Records that could not be written to the audit log.
     pub audit_errors: Count,
+    /// Recordings by reason and outcome.
+    pub recordings: Family<RecordingLabel, Count>,
+    /// Bytes that the flight recorder keeps.
+    pub recorder_bytes: Number,
+    /// Inputs that the flight recorder does not keep any more, or could not, by reason.
+    pub recorder_dropped: Family<Reason, Count>,
     /// Remediations by outcome.
     pub remediations: Family<OutcomeLabel, Count>,
     /// Remediations that a guard refused, by reason: of the agent's, and `hook_…` of the hook's.
@@ -236,6 +264,11 @@ impl Metrics {
         let dropped = "Firing alerts that found the Alertmanager sink full";
         r.register("alertmanager_dropped", dropped, self.alertmanager_dropped.clone());
         r.register("audit_errors", "Records that could not be written to the audit log", self.audit_errors.clone());
+        r.register("recordings", "Recordings by reason and outcome", self.recordings.clone());
+        let kept = "What the flight recorder keeps in memory";
+        r.register_with_unit("recorder", kept, Unit::Bytes, self.recorder_bytes.clone());
+        let dropped = "Inputs that the flight recorder does not keep any more, or could not";
+        r.register("recorder_dropped_inputs", dropped, self.recorder_dropped.clone());
         r.register("remediations", "Remediations by outcome", self.remediations.clone());
         r.register("remediation_refusals", "Remediations that a guard refused", self.refusals.clone());
         registry
@@ -255,6 +288,8 @@ impl Metrics {
         r.register("notifications", "Notifications of transfer engines", self.notifications.clone());
         let completions = "Completions and errors of UCX, Mooncake and libibverbs, where they are counted";
         r.register("completions", completions, self.completions.clone());
+        let devices = "Errors that the RDMA devices of the servers counted themselves, of all that use them";
+        r.register("device_errors", devices, self.device_errors.clone());
         let lag = "From the end of a room's last transfer until poll() returned Success";
         r.register_with_unit("completion_to_status", lag, Unit::Seconds, self.completion_to_status.0.clone());
         let unsafe_releases = "Requests whose pages were released while a transfer of theirs was under way";

@@ -3,6 +3,8 @@
 //! Draining, evaluating and looking for servers take turns in one `select!`; nothing else touches the state. The ring
 //! is the queue in front of the loop (what does not fit is counted in BPF), and each sink has its own behind it.
 
+mod devices;
+mod dumps;
 mod engines;
 mod looks;
 pub mod notice;
@@ -22,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     check,
     config::Config,
-    core::Core,
+    core::{EVALUATION_BUDGET, Effects, Input, Pace, Rules},
     event::{
         ProcessKey, Rid,
         clock::{Monotonic, WallClock},
@@ -30,12 +32,17 @@ use crate::{
     kernel::{Kernel, canary::ReturnProbes, ring::Ring},
     metrics::{Metrics, OutcomeLabel, reason},
     problem::Problem,
+    record::{
+        flight::Flight,
+        folder::{Folder, FolderError},
+        recorder::{Recording, Span},
+    },
     remedy::ladder::Ladder,
     request::{
         RequestKey,
         tracker::{Change, Limits},
     },
-    rule::{Mode, RuleSet},
+    rule::{Mode, RuleSet, alert::AlertState},
     server::status::{Health, Status},
     sink::{
         alertmanager::{AlertmanagerSink, SetupError},
@@ -43,6 +50,8 @@ use crate::{
     },
     verdict::Verdict,
 };
+use devices::{Devices, Reading};
+use dumps::Dumps;
 use engines::Survey;
 use looks::Looking;
 use notice::Notice;
@@ -82,6 +91,19 @@ pub struct Parts {
     pub returns: ReturnProbes,
     /// Whether servers are asked for their state. Off only in tests, which show what is not known then.
     pub resynchronise: bool,
+    /// Records so long even where no folder is configured: [`Pipeline::run`] returns it.
+    pub record_for: Option<Duration>,
+}
+
+/// What others ask of a running pipeline.
+#[derive(Debug)]
+pub struct Requests {
+    /// The HTTP server: for the status.
+    pub status: mpsc::Receiver<oneshot::Sender<Status>>,
+    /// For the rules to be read again.
+    pub reload: mpsc::Receiver<()>,
+    /// For what the flight recorder has.
+    pub dump: mpsc::Receiver<()>,
 }
 
 /// Why a pipeline cannot start.
@@ -93,12 +115,16 @@ pub enum StartError {
     /// The Alertmanagers.
     #[error(transparent)]
     Alertmanager(#[from] SetupError),
+    /// The folder of recordings.
+    #[error(transparent)]
+    Recordings(#[from] FolderError),
 }
 
 /// The loop's state.
 pub struct Pipeline {
     config: Config,
-    core: Core,
+    core: Flight,
+    dumps: Option<Dumps>,
     kernel: Kernel,
     ring: Ring,
     metrics: Metrics,
@@ -109,6 +135,8 @@ pub struct Pipeline {
     looking: Option<Looking>,
     surveyed: mpsc::Sender<Survey>,
     surveys: Option<mpsc::Receiver<Survey>>,
+    devices: Devices,
+    readings: Option<mpsc::Receiver<Reading>>,
     resynchronise: bool,
     epoch: u64,
     servers: HashMap<ProcessKey, Server>,
@@ -125,9 +153,11 @@ impl Pipeline {
     ///
     /// # Errors
     ///
-    /// The audit log cannot be opened, or the Alertmanagers' settings cannot be used.
+    /// The audit log cannot be opened, the Alertmanagers' settings cannot be used, or the folder of recordings is not there
+    /// or another agent's.
     pub fn start(parts: Parts) -> Result<Self, StartError> {
-        let Parts { config, rules, kernel, ring, metrics, health, notices, only, returns, resynchronise } = parts;
+        let Parts { config, rules, kernel, ring, metrics, health, notices, only, returns, resynchronise, record_for } =
+            parts;
         let audit = config.audit.path.as_deref().map(Audit::open).transpose()?;
         let alertmanager = (!config.alertmanager.urls.is_empty())
             .then(|| AlertmanagerSink::start(config.alertmanager.clone().into()))
@@ -135,9 +165,16 @@ impl Pipeline {
         if config.mode > Mode::Observe && audit.is_none() {
             tracing::warn!(mode = config.mode.name(), "no audit.path is set: what cannot be recorded is not done");
         }
+        let dumps = config.record.folder.as_deref().map(Folder::take).transpose()?;
+        let dumps = dumps.map(|folder| Dumps::new(folder, config.record.on_firing, config.record.max_files));
+        let record_for = record_for.map(|time| Span { time, bytes: config.record.max_bytes });
+        let span = record_for.or(config.record.span());
+        let limits = Limits { requests: config.max_requests, transfers: config.max_transfers };
         let (surveyed, surveys) = mpsc::channel(1);
+        let (devices, readings) = Devices::new();
         Ok(Self {
-            core: Core::new(rules, Limits { requests: config.max_requests, transfers: config.max_transfers }),
+            core: Flight::new(rules, limits, &config.node, span, Monotonic::now()),
+            dumps,
             ladder: Ladder::new(config.remediation.max_per_minute),
             epoch: Monotonic::now().0,
             servers: HashMap::new(),
@@ -155,19 +192,17 @@ impl Pipeline {
             looking: None,
             surveyed,
             surveys: Some(surveys),
+            devices,
+            readings: Some(readings),
             resynchronise,
             alertmanager,
             audit,
         })
     }
 
-    /// Runs until `stop`. `status` are questions of the HTTP server, `reload` asks for the rules to be read again.
-    pub async fn run(
-        mut self,
-        stop: CancellationToken,
-        mut status: mpsc::Receiver<oneshot::Sender<Status>>,
-        mut reload: mpsc::Receiver<()>,
-    ) {
+    /// Runs until `stop`; then it tells what it has recorded.
+    pub async fn run(mut self, stop: CancellationToken, requests: Requests) -> Option<Recording> {
+        let Requests { mut status, mut reload, mut dump } = requests;
         let mut drain = pin!(sleep(Duration::ZERO));
         let mut quiet_looks = 0_u32;
         let mut tick = interval(TICK);
@@ -176,7 +211,7 @@ impl Pipeline {
             timer.set_missed_tick_behavior(MissedTickBehavior::Delay);
         }
         let (found, mut targets) = mpsc::channel(1);
-        let Some(mut surveys) = self.surveys.take() else { return };
+        let (mut surveys, mut readings) = (self.surveys.take()?, self.readings.take()?);
         loop {
             tokio::select! {
                 () = stop.cancelled() => break,
@@ -193,33 +228,56 @@ impl Pipeline {
                 Some(found) = targets.recv() => self.meet(found),
                 () = until_look_ends(self.looking.as_ref().map(|looking| looking.until)) => self.end_look(),
                 Some(survey) = surveys.recv() => self.attach_engine(survey),
+                Some(reading) = readings.recv() => self.devices_read(reading),
                 Some(answer) = status.recv() => {
                     // The asker may have gone.
                     let _ = answer.send(self.status(Monotonic::now()));
                 }
                 Some(()) = reload.recv() => self.reload(),
+                Some(()) = dump.recv() => self.request_dump(),
             }
         }
+        self.end_look();
+        self.drain();
+        let recording = self.core.recording();
         self.shut_down().await;
+        recording
     }
 
     /// Applies what waits in the ring; returns how many events that were.
     fn drain(&mut self) -> usize {
         let Self { ring, core, metrics, .. } = self;
-        let (mut changes, mut applied) = (Vec::new(), 0);
+        let (mut effects, mut applied) = (Effects::default(), 0);
         let count = ring.drain(MAX_BATCH, |event| match event {
             Ok(event) => {
                 applied += 1;
-                core.apply(&event, &mut changes);
+                core.apply(Input::Event(event), &mut effects);
             }
             Err(error) => {
                 metrics.decode_errors.get_or_create(&reason(error.name())).inc();
             }
         });
         self.metrics.events_applied.inc_by(applied);
-        self.changed(changes);
+        self.take_in(effects);
         self.hear();
         count
+    }
+
+    /// Tells the core something, and everybody else what comes of it.
+    fn apply(&mut self, input: Input) {
+        let mut effects = Effects::default();
+        self.core.apply(input, &mut effects);
+        self.take_in(effects);
+    }
+
+    fn take_in(&mut self, effects: Effects) {
+        self.changed(effects.changes);
+        for verdict in effects.verdicts {
+            if verdict.state == AlertState::Firing {
+                self.alert_dump();
+            }
+            self.tell(verdict);
+        }
     }
 
     fn changed(&mut self, changes: Vec<Change>) {
@@ -239,7 +297,7 @@ impl Pipeline {
             if self.notices.is_some() {
                 let rid = match ended.get(&change.key) {
                     Some(rid) => rid.clone(),
-                    None => self.core.tracker.get(change.key).and_then(|tracked| tracked.request.rid.clone()),
+                    None => self.core.tracker().get(change.key).and_then(|tracked| tracked.request.rid.clone()),
                 };
                 self.notify(Notice::Step { change: Box::new(change), rid });
             }
@@ -251,9 +309,9 @@ impl Pipeline {
         self.resynchronise(now);
         self.observe(now);
         self.begin_look(now);
-        for verdict in self.core.tick(now) {
-            self.tell(verdict);
-        }
+        self.read_devices(now);
+        self.apply(Input::Tick { now, pace: Pace::Within(EVALUATION_BUDGET) });
+        self.dump(now);
         for (key, outcome) in self.ladder.expire(now) {
             self.acted(key, outcome);
         }
@@ -308,9 +366,7 @@ impl Pipeline {
         let outcome = match read_rules(self.config.rules.clone()) {
             Ok(rules) => {
                 tracing::info!(rules = rules.len(), "rules reloaded");
-                for verdict in self.core.replace_rules(rules, Monotonic::now()) {
-                    self.tell(verdict);
-                }
+                self.apply(Input::Rules { rules: Rules::Here(Box::new(rules)), at: Monotonic::now() });
                 "loaded"
             }
             Err(problems) => {
@@ -332,8 +388,6 @@ impl Pipeline {
     }
 
     async fn shut_down(mut self) {
-        self.end_look();
-        self.drain();
         let attached: Vec<ProcessKey> = self.kernel.attached().collect();
         for key in attached {
             self.kernel.detach(key);

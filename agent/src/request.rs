@@ -12,10 +12,14 @@ pub mod transfers;
 
 use serde::Serialize;
 
-use crate::event::{
-    Backend, ChunkCounts, Hello, LeaveReason, Phase, ProcessKey, Rid, Room,
-    clock::Monotonic,
-    native::{Engine, ErrorPoint},
+use crate::{
+    event::{
+        Backend, ChunkCounts, Hello, LeaveReason, Phase, ProcessKey, Rid, Room,
+        clock::Monotonic,
+        native::{Engine, ErrorPoint},
+    },
+    record::codec::recorded,
+    target::device::DeviceErrorKind,
 };
 
 /// A request instance.
@@ -69,6 +73,13 @@ pub struct Request {
     /// How it ended, when it did.
     pub ended: Option<Ended>,
 }
+
+recorded!(struct Request {
+    serial, room, rid, backend, created, phase, phase_since, entered, sent_chunks, sent_pages, sent_last, aborted,
+    update_dropped, peer_aborted, shared_with, cleared_by, cleared_at, remedied, ended,
+});
+recorded!(struct Aborted { at, passes });
+recorded!(struct Ended { at, left });
 
 /// An `abort()` that was seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -148,6 +159,8 @@ pub struct RoomState {
     pub sent_chunks: u64,
 }
 
+recorded!(struct RoomState { senders, chunks, busy_until, status, known_absent, sent_chunks });
+
 /// Why the tracker's picture of a process may be wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -164,11 +177,17 @@ pub enum ResyncReason {
     DetailLost,
     /// Fewer entries came than the hook marked.
     EntriesMissing,
-    /// More rooms than the tracker keeps.
-    TooManyRooms,
 }
 
 impl ResyncReason {
+    /// Whether events are missing that the hook's answer does not tell of: what each worker is doing.
+    pub(crate) fn is_loss(self) -> bool {
+        match self {
+            Self::EventsLost | Self::QueueLengthDiffers | Self::UnknownSender | Self::EntriesMissing => true,
+            Self::Attached | Self::DetailLost => false,
+        }
+    }
+
     /// Label value of metrics.
     pub fn name(self) -> &'static str {
         match self {
@@ -178,7 +197,6 @@ impl ResyncReason {
             Self::UnknownSender => "unknown_sender",
             Self::DetailLost => "detail_lost",
             Self::EntriesMissing => "entries_missing",
-            Self::TooManyRooms => "too_many_rooms",
         }
     }
 }
@@ -218,6 +236,9 @@ pub struct ServerState {
     pub native: NativeState,
 }
 
+recorded!(struct ServerState { hello, sync, queue_length, passes, paused, native });
+recorded!(enum Sync { 0 Complete {}, 1 Needed(reason), 2 Asked { epoch, at, reason } });
+
 impl ServerState {
     /// A server that has said nothing yet.
     pub fn new(sync: Sync) -> Self {
@@ -251,7 +272,30 @@ pub struct NativeState {
     pub endpoint_error: Option<EndpointFailure>,
     /// The work completion with an error that came last: when, its `ibv_wc_status`.
     pub completion_error: Option<(Monotonic, u32)>,
+    /// What its RDMA devices counted last, of each kind of error.
+    pub device_errors: Vec<DeviceError>,
 }
+
+/// An error that an RDMA device counted: of whoever uses it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceError {
+    /// When it was read.
+    pub at: Monotonic,
+    /// The device's name.
+    pub device: String,
+    /// The port's number.
+    pub port: u32,
+    /// The counter, as the driver names it.
+    pub counter: String,
+    /// What it counts.
+    pub kind: DeviceErrorKind,
+    /// How many more since the reading before.
+    pub by: u64,
+}
+
+recorded!(enum Watch { 0 No {}, 1 Since { at, engine } });
+recorded!(struct NativeState { watch, endpoint_error, completion_error, device_errors });
+recorded!(struct EndpointFailure { at, point, status });
 
 /// An endpoint that was given up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

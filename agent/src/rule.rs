@@ -103,7 +103,7 @@ pub struct Rule {
 
 impl Default for RuleSet {
     fn default() -> Self {
-        Self::new(Vec::new())
+        Self::new(Vec::new(), String::new())
     }
 }
 
@@ -115,6 +115,7 @@ pub struct RuleIndex(pub u16);
 #[derive(Debug)]
 pub struct RuleSet {
     rules: Vec<Rule>,
+    digest: String,
     /// By [`Cause::index`].
     of_causes: [OfCause; Cause::ALL.len()],
 }
@@ -131,14 +132,19 @@ impl RuleSet {
     /// More rules than this in one set are refused.
     pub const MAX: usize = 1_000;
 
-    fn new(rules: Vec<Rule>) -> Self {
+    fn new(rules: Vec<Rule>, digest: String) -> Self {
         let of_causes = Cause::ALL.map(|cause| {
             let ages = (0..).map(RuleIndex).zip(&rules);
             let ages = ages.filter_map(|(index, rule)| Some((index, rule.condition.prefilter().min_age(cause)?)));
             let min_age = ages.clone().map(|(_, age)| age).fold(f64::INFINITY, f64::min);
             OfCause { rules: ages.map(|(index, _)| index).collect(), min_age }
         });
-        Self { rules, of_causes }
+        Self { rules, digest, of_causes }
+    }
+
+    /// SHA-256 of the files that they come from, one after the other, as 64 hexadecimal digits.
+    pub fn digest(&self) -> &str {
+        &self.digest
     }
 
     fn of_cause(&self, cause: Cause) -> Option<&OfCause> {
@@ -148,11 +154,6 @@ impl RuleSet {
     /// Whether a request of that cause and age in seconds may meet one of the rules.
     pub fn may_match(&self, cause: Cause, age: f64) -> bool {
         self.of_cause(cause).is_some_and(|of_cause| age >= of_cause.min_age)
-    }
-
-    /// Whether a request of that age in seconds may meet one of the rules with any of `causes`.
-    pub fn may_match_any(&self, causes: impl IntoIterator<Item = Cause>, age: f64) -> bool {
-        causes.into_iter().any(|cause| self.may_match(cause, age))
     }
 
     /// The rules that a request of that cause may meet, with their numbers, in order.

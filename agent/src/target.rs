@@ -2,6 +2,7 @@
 //! transfer path they have loaded and where in those to put a probe.
 
 pub mod code;
+pub mod device;
 pub mod discover;
 pub mod handle;
 pub mod hook;

@@ -1,4 +1,4 @@
-//! The hook's own tests (`hook/tests`), on every Python that this machine has.
+//! The hook's own tests (`hook/tests`), on every Python that this machine has; and what hook and agent both have to say.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 #[path = "support/support.rs"]
@@ -11,7 +11,19 @@ use std::{
     process::{Command, Stdio},
 };
 
-use support::{environment::interpreter, needs, repository};
+use dislodge::{
+    event::Backend,
+    remedy::guard::{PROVED, ProvedOn},
+};
+use support::{
+    environment::{interpreter, python},
+    needs, repository,
+};
+
+/// Prints what the hook calls proved: by backend the releases, in their order; `null` stands for all.
+const PROVED_BY_THE_HOOK: &str = "import json
+from dislodge_hook import backend
+print(json.dumps({backend.NAMES[number]: releases and sorted(releases) for number, releases in backend.PROVED.items()}))";
 
 /// One interpreter of each minor version from 3.10 to 3.14, on the path or among pyenv's.
 fn pythons() -> Result<BTreeMap<u32, PathBuf>, String> {
@@ -56,4 +68,24 @@ fn the_hooks_tests_pass_on_every_python_of_this_machine() {
         }
     }
     assert!(failed.is_empty(), "failed on Python 3.{failed:?}");
+}
+
+#[test]
+fn the_agent_and_the_hook_call_the_same_backends_proved_on_the_same_releases() {
+    let Some(python) = needs(python()) else { return };
+    let done = Command::new(python)
+        .args(["-c", PROVED_BY_THE_HOOK])
+        .env("PYTHONPATH", repository().join("hook"))
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    let hooks: BTreeMap<String, Option<Vec<String>>> = serde_json::from_slice(&done.stdout).unwrap();
+    let releases = |proved: ProvedOn| match proved {
+        ProvedOn::Every => None,
+        ProvedOn::These(releases) => Some(releases.iter().map(ToString::to_string).collect()),
+    };
+    let agents = PROVED.iter().map(|(backend, proved)| (backend.name().to_owned(), releases(*proved)));
+    assert_eq!(agents.collect::<BTreeMap<_, _>>(), hooks);
+    assert!(hooks.keys().all(|name| Backend::ALL.iter().any(|backend| backend.name() == name)), "{hooks:?}");
 }

@@ -7,7 +7,7 @@
 use std::ops::RangeInclusive;
 
 use dislodge::{
-    core::Core,
+    core::{Core, Effects, Input, Pace},
     event::{
         Backend, Body, ChunkCounts, ChunkStep, Event, LeaveReason, Phase, ProcessKey, Rid, Room,
         clock::Monotonic,
@@ -15,7 +15,6 @@ use dislodge::{
     },
     request::tracker::Limits,
     rule::load,
-    verdict::ServerIdentity,
 };
 
 const PROCESS: ProcessKey = ProcessKey { pid: 7, start: 1 };
@@ -41,14 +40,15 @@ impl World {
     fn new(with_transfers: bool) -> Self {
         let limits = Limits { requests: 2 * LIVE as usize, transfers: LIVE as usize + 1 };
         let mut core = Core::new(load::defaults().unwrap(), limits);
-        core.attach(PROCESS, ServerIdentity::default(), 0);
+        let attach = Input::Attach { process: PROCESS, identity: Box::default(), clock_offset: 0 };
+        core.apply(attach, &mut Effects::default());
         Self { core, time: SECOND, with_transfers }
     }
 
     fn see(&mut self, body: Body) {
         self.time += 1_000;
         let event = Event { pid: PROCESS.pid, tid: 7, at: Monotonic(self.time), sequence: 1, detail_lost: false, body };
-        self.core.apply(&event, &mut Vec::new());
+        self.core.apply(Input::Event(event), &mut Effects::default());
     }
 
     /// A request gets as far as being transferred.
@@ -101,7 +101,9 @@ fn growth(with_transfers: bool) -> [u64; 2] {
     let before = resident();
     let mut world = World::new(with_transfers);
     let ticked = |world: &mut World| {
-        assert!(world.core.tick(Monotonic(world.time)).is_empty(), "nobody is stuck");
+        let mut effects = Effects::default();
+        world.core.apply(Input::Tick { now: Monotonic(world.time), pace: Pace::As(None) }, &mut effects);
+        assert!(effects.verdicts.is_empty(), "nobody is stuck");
         resident().saturating_sub(before)
     };
     (1..=LIVE).for_each(|sender| world.begin(sender));
@@ -116,9 +118,9 @@ fn growth(with_transfers: bool) -> [u64; 2] {
     let half = through(&mut world, 1..=THROUGH / 2);
     let steady = through(&mut world, THROUGH / 2 + 1..=THROUGH);
     assert!(steady <= half + 8 * MIB, "{steady} bytes after {half}: it grows");
-    assert_eq!(world.core.tracker.requests().count() as u64, LIVE);
+    assert_eq!(world.core.tracker().requests().count() as u64, LIVE);
     (THROUGH + 1..=LIVE + THROUGH).for_each(|sender| world.end(sender));
-    assert_eq!(world.core.tracker.requests().count(), 0);
+    assert_eq!(world.core.tracker().requests().count(), 0);
     println!(
         "{LIVE} live requests, transfers {with_transfers}: {:.1} MiB; after {THROUGH} went through: {:.1} MiB",
         live as f64 / MIB as f64,

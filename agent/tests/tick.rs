@@ -8,7 +8,7 @@ use std::{
 };
 
 use dislodge::{
-    core::Core,
+    core::{Core, Effects, Input, Pace},
     diagnose::diagnose,
     event::{
         Backend, Body, ChunkCounts, ChunkStep, Event, LeaveReason, Phase, ProcessKey, Rid, Room,
@@ -27,7 +27,6 @@ use dislodge::{
         field::Subject,
         load::{self, Source},
     },
-    verdict::ServerIdentity,
 };
 use proptest::prelude::*;
 
@@ -44,7 +43,8 @@ fn rules(text: &str) -> RuleSet {
 /// A core under these rules with so many requests that entered the queue in second 1 and are being transferred.
 fn busy(requests: u64, rules: RuleSet) -> Core {
     let mut core = Core::new(rules, LIMITS);
-    core.attach(SERVERS[0], ServerIdentity::default(), 0);
+    let attach = Input::Attach { process: SERVERS[0], identity: Box::default(), clock_offset: 0 };
+    core.apply(attach, &mut Effects::default());
     for sender in 1..=requests {
         let room = Room::Number(1_000 + sender);
         for body in [
@@ -61,13 +61,14 @@ fn busy(requests: u64, rules: RuleSet) -> Core {
 
 fn see(core: &mut Core, at: u64, body: Body) {
     let event = Event { pid: SERVERS[0].pid, tid: 1, at: Monotonic(at), sequence: 1, detail_lost: false, body };
-    core.apply(&event, &mut Vec::new());
+    core.apply(Input::Event(event), &mut Effects::default());
 }
 
 /// How many requests the next tick evaluates.
 fn evaluated(core: &mut Core, seconds: u64) -> u64 {
     let before = core.evaluator().evaluated();
-    core.tick(Monotonic(seconds * SECOND));
+    let tick = Input::Tick { now: Monotonic(seconds * SECOND), pace: Pace::As(None) };
+    core.apply(tick, &mut Effects::default());
     core.evaluator().evaluated() - before
 }
 

@@ -228,7 +228,9 @@ fn sent(events: &[NativeEvent]) -> Vec<&Notification> {
 
 fn all_arrived(events: &[NativeEvent]) -> Vec<(Option<String>, Notification)> {
     let of = |event: &NativeEvent| match event {
-        NativeEvent::NotificationArrived { peer, notification } => Some((peer.clone(), notification.clone())),
+        NativeEvent::NotificationArrived { peer, notification } => {
+            Some((peer.as_ref().map(|peer| peer.0.clone()), notification.clone()))
+        }
         _ => None,
     };
     events.iter().filter_map(of).collect()

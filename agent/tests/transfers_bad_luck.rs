@@ -4,13 +4,7 @@
 #[path = "support/support.rs"]
 mod support;
 
-use std::{
-    fs,
-    os::unix::fs::MetadataExt as _,
-    path::{Path, PathBuf},
-    process::Command,
-    time::Duration,
-};
+use std::{fs, os::unix::fs::MetadataExt as _, path::PathBuf, process::Command, time::Duration};
 
 use dislodge::{
     event::{
@@ -151,7 +145,7 @@ fn a_stripped_library_is_probed_by_what_it_exports() {
     on(RELEASE, |release| {
         let mut whole = 0;
         let (mut prefill, _decode, ..) = on_a_copy(release, |copy| {
-            for path in ["libnixl.so", "libplugin_UCX.so"].iter().flat_map(|name| files_named(copy, name)) {
+            for path in ["libnixl.so", "libplugin_UCX.so"].iter().flat_map(|name| copy.files_named(name)) {
                 whole += fs::metadata(&path).unwrap().len();
                 // `strip` writes a new file, but under the old inode when that has several names.
                 copy.replace(&path, &fs::read(&path).unwrap());
@@ -170,33 +164,12 @@ fn a_stripped_library_is_probed_by_what_it_exports() {
     });
 }
 
-fn files_named(release: &Release, name: &str) -> Vec<PathBuf> {
-    release.files().into_iter().filter(|path| path.file_name().is_some_and(|it| it == name)).collect()
-}
-
-/// Gives a function another name in a library, or in those that call it, as a later release might. The linker's hash of the
-/// name stays: of two characters the first counts 33 times as much as the second.
-fn rename(copy: &Release, file: &Path, name: &[u8]) {
-    let mut other = name.to_vec();
-    let place = name.windows(2).position(|pair| pair[0].is_ascii_lowercase() && pair[1] >= b'b').unwrap();
-    other[place] += 1;
-    other[place + 1] -= 33;
-    let mut content = fs::read(file).unwrap();
-    let places: Vec<usize> =
-        content.windows(name.len()).enumerate().filter(|(_, it)| *it == name).map(|(place, _)| place).collect();
-    assert!(!places.is_empty(), "{}", file.display());
-    for place in places {
-        content[place..place + name.len()].copy_from_slice(&other);
-    }
-    copy.replace(file, &content);
-}
-
 #[test]
 fn a_function_that_the_library_does_not_have_is_missing_and_the_rest_is_probed() {
     on(RELEASE, |release| {
         let (mut prefill, decode, ..) = on_a_copy(release, |copy| {
-            for path in files_named(copy, "libplugin_UCX.so") {
-                rename(copy, &path, b"9notifAmCbEPvPKvmS0_mPK17ucp_am_recv_param");
+            for path in copy.files_named("libplugin_UCX.so") {
+                copy.rename_function(&path, b"9notifAmCbEPvPKvmS0_mPK17ucp_am_recv_param");
             }
         });
         let mut watcher = Watcher::new();
@@ -215,13 +188,7 @@ fn a_function_that_the_library_does_not_have_is_missing_and_the_rest_is_probed()
 fn without_a_function_that_is_required_transfers_are_seen_but_not_said_to_be_all_seen() {
     on(RELEASE, |release| {
         let (mut prefill, _decode, ..) = on_a_copy(release, |copy| {
-            let bindings = copy
-                .files()
-                .into_iter()
-                .filter(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("_bindings.")));
-            for path in files_named(copy, "libnixl.so").into_iter().chain(bindings) {
-                rename(copy, &path, b"14releaseXferReqEP12nixlXferReqH");
-            }
+            copy.rename_release_of_nixl();
         });
         let (mut watcher, key) = (Watcher::new(), prefill.key());
         let table = watcher.attach(key);

@@ -392,7 +392,14 @@ fn a_look_at_mooncake_tells_which_batch_somebody_waits_for() {
         let seen = |number| bench.watcher.transfer(key, number).map(|transfer| transfer.state);
         let in_flight = Some(TransferState::InFlight);
         assert_eq!((batch == left_alone, seen(batch), seen(left_alone)), (false, in_flight, in_flight));
+        // `transfer_check_status` asks for one task of a batch.
+        let asking = bench.prefill.send(json!({"do": "poll", "batch": left_alone, "within": 30, "on": "worker"}));
+        let is_asked =
+            |bench: &mut Bench| look(bench).into_iter().any(|(batch, polls)| batch == left_alone && polls.count > 0);
+        until("polls of a task", || is_asked(&mut bench).then_some(()));
         bench.decode.go_on();
-        bench.prefill.answer(waiting, Duration::from_secs(60)).unwrap();
+        for answer in [waiting, asking] {
+            bench.prefill.answer(answer, Duration::from_secs(60)).unwrap();
+        }
     });
 }

@@ -26,6 +26,7 @@ const KERNELS: [&str; 2] = ["6.1", "6.12"];
 #[derive(Debug)]
 struct Part {
     status: i32,
+    seconds: String,
     text: String,
 }
 
@@ -42,15 +43,16 @@ impl Part {
     }
 }
 
-/// A kernel, with its own name, and the parts of its one run.
-type Run = (String, BTreeMap<String, Part>);
+/// A kernel, with its own name, and the parts of its one run; or how that failed. It is not run again for the next test.
+type Run = Result<(String, BTreeMap<String, Part>), String>;
 
 /// Runs a test on each kernel. Nothing, loudly, where there can be no virtual machine.
 fn on_each_kernel(test: impl Fn(&BTreeMap<String, Part>)) {
     static RUNS: OnceLock<Result<Vec<Run>, String>> = OnceLock::new();
     let run_all = || machine().map(|cache| KERNELS.iter().map(|kernel| run_everything(cache, kernel)).collect());
     let Some(runs) = needs(RUNS.get_or_init(run_all).as_ref().map_err(Clone::clone)) else { return };
-    for (kernel, parts) in runs {
+    for run in runs {
+        let (kernel, parts) = run.as_ref().unwrap_or_else(|why| panic!("{why}"));
         tell(&format!("on {kernel}"));
         test(parts);
     }
@@ -113,31 +115,39 @@ fn run_everything(cache: &Path, kernel: &str) -> Run {
     let started = Instant::now();
     let done = boot(cache, kernel, &arguments, &repository().join("tests/vm/guest/everything"));
     let text = String::from_utf8_lossy(&done.stdout);
-    assert!(done.status.success(), "{kernel}: {text}\n{}", String::from_utf8_lossy(&done.stderr));
-    let parts = parts(&text);
+    if !done.status.success() {
+        return Err(format!("{kernel}: {}\n{text}", String::from_utf8_lossy(&done.stderr)));
+    }
+    let parts = parts(&text)?;
     let name = parts["uname"].good().trim().to_owned();
-    tell(&format!("the virtual machine ran on {name} for {:.1} s", started.elapsed().as_secs_f64()));
-    assert!(name.starts_with(&format!("{kernel}.")), "{name}");
-    (name, parts)
+    let took: Vec<String> = parts.iter().map(|(part, Part { seconds, .. })| format!("{part} {seconds}")).collect();
+    let seconds = started.elapsed().as_secs_f64();
+    tell(&format!("the virtual machine ran on {name} for {seconds:.1} s ({})", took.join(", ")));
+    if !name.starts_with(&format!("{kernel}.")) {
+        return Err(format!("{name} is not {kernel}"));
+    }
+    Ok((name, parts))
 }
 
-fn parts(text: &str) -> BTreeMap<String, Part> {
+fn parts(text: &str) -> Result<BTreeMap<String, Part>, String> {
     let mut parts = BTreeMap::new();
     let mut lines = text.lines();
     while let Some(line) = lines.next() {
         let Some(name) = line.strip_prefix("part ").and_then(|rest| rest.strip_suffix(" begins")) else { continue };
         let end = format!("part {name} ends: ");
         let mut text = String::new();
-        let status = loop {
-            let line = lines.next().unwrap_or_else(|| panic!("{name} has no end: {text}"));
+        let ended = loop {
+            let line = lines.next().ok_or_else(|| format!("{name} has no end: {text}"))?;
             match line.strip_prefix(&end) {
-                Some(status) => break status.parse().unwrap(),
+                Some(ended) => break ended,
                 None => text = text + line + "\n",
             }
         };
-        parts.insert(name.to_owned(), Part { status, text });
+        let (status, seconds) = ended.split_once(" after ").ok_or_else(|| format!("{name} ends: {ended}"))?;
+        let (status, seconds) = (status.parse().unwrap(), seconds.to_owned());
+        parts.insert(name.to_owned(), Part { status, seconds, text });
     }
-    parts
+    Ok(parts)
 }
 
 fn copy(from: &Path, to: &Path) {

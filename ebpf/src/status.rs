@@ -78,6 +78,24 @@ fn try_mooncake_status_read(ctx: &RetProbeContext) -> Option<()> {
     Some(())
 }
 
+/// Entry of `getTransferStatus(batch, task, &status)`. A task's end is not its batch's, so that its status tells nothing
+/// that the batch's memory does not: it is only counted that somebody asks. `getBatchTransferStatus` calls it once per
+/// task, which is counted too.
+#[uprobe]
+pub fn mooncake_task_status(ctx: ProbeContext) -> u32 {
+    if let Some((process, _)) = Traced::of_probe(&ctx)
+        && let Some(batch) = argument_after_result(&ctx, 1)
+        && let Some(polls) = value_of(&POLLS, PollKey { slot: u64::from(process.slot()), object: batch }, &process)
+    {
+        // SAFETY: the value lives at least as long as this program runs; counts are atomic, the time is one store.
+        unsafe {
+            bump_by(&raw mut (*polls).count, 1);
+            (&raw mut (*polls).last_ns).write_volatile(bpf_ktime_get_ns());
+        }
+    }
+    0
+}
+
 /// Counts a poll; whether its answer is another one than that of the poll before.
 #[inline(always)]
 fn polled(process: &Traced, object: u64, status: u64, bytes: u64) -> bool {

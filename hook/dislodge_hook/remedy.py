@@ -33,7 +33,7 @@ class Facts(NamedTuple):
     tp: "int | None"
     cp: "int | None"
     pp: "int | None"
-    backend: int
+    proved: bool
     can_be_flagged: bool
 
 
@@ -61,7 +61,7 @@ def refusal(facts):
         ("tensor_parallel", facts.tp != 1),
         ("context_parallel", facts.cp != 1),
         ("pipeline_parallel", facts.pp != 1),
-        ("backend_unproved", facts.backend not in backend.PROVED),
+        ("backend_unproved", not facts.proved),
         ("no_sender_flag", not facts.can_be_flagged),
     )
     return next((reason for reason, says_no in checks if says_no), None)
@@ -116,7 +116,7 @@ def gather(scheduler, record, sender, rid, room, phase):
         tp=tp,
         cp=cp,
         pp=pp,
-        backend=record.backend,
+        proved=backend.proved(record.backend),
         can_be_flagged=hasattr(sender, "__dict__"),
     )
 

@@ -167,6 +167,16 @@ class UnprovedRelease(Engine):
         self.assertTrue(chunks.of(322)[2])
 
 
+    def test_a_sender_that_sent_nothing_is_not_failed_either(self):
+        req = self.in_queue(self.sender(323, MooncakeKVSender))
+        self.assertEqual(self.ask("fail", **self.fail_arguments(req))["refused"], "backend_unproved")
+
+    def test_a_release_that_cannot_be_told_is_not_proved(self):
+        with mock.patch.object(backend, "release", lambda: None):
+            self.assertFalse(backend.proved(backend.MOONCAKE))
+            self.assertTrue(backend.proved(backend.NIXL))
+
+
 class Mori(Engine):
     manager_class, sender_class = MoriKVManager, MoriKVSender
 

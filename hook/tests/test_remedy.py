@@ -201,7 +201,7 @@ class Guards(Ordering):
             "chunks_working": {"counts": counts._replace(working=1)}, "counts_unknown": {"counts": counts._replace(in_flight=None)},
             "transfer_in_flight": {"counts": counts._replace(in_flight=2)}, "tensor_parallel": {"tp": 2},
             "abandoned_handles": {"counts": counts._replace(abandoned=True)}, "context_parallel": {"cp": 2},
-            "pipeline_parallel": {"pp": 2}, "backend_unproved": {"backend": backend.MORI}, "no_sender_flag": {"can_be_flagged": False},
+            "pipeline_parallel": {"pp": 2}, "backend_unproved": {"proved": False}, "no_sender_flag": {"can_be_flagged": False},
         }  # fmt: skip
         self.assertIsNone(remedy.refusal(facts))
         for reason, change in broken.items():

@@ -20,7 +20,7 @@ use dislodge::{
         preflight::{Machine, Outcome, judge},
     },
     metrics::Metrics,
-    pipeline::{Parts, Pipeline, notice::Notice},
+    pipeline::{Parts, Pipeline, Requests, notice::Notice},
     rule::Mode,
     server::status::Health,
 };
@@ -101,11 +101,14 @@ async fn watch(mut server: DemoServer, folder: &std::path::Path, without_bpf: bo
         // The demo's server has no transfer engine.
         returns: ReturnProbes::Refused { why: "not tried in the demo".to_owned() },
         resynchronise: true,
+        record_for: None,
     };
     let stop = CancellationToken::new();
     let (_ask, asked) = mpsc::channel(1);
-    let (_reload, reloads) = mpsc::channel(1);
-    let pipeline = tokio::spawn(Pipeline::start(parts)?.run(stop.clone(), asked, reloads));
+    let (_reload, reload) = mpsc::channel(1);
+    let (_dump, dump) = mpsc::channel(1);
+    let requests = Requests { status: asked, reload, dump };
+    let pipeline = tokio::spawn(Pipeline::start(parts)?.run(stop.clone(), requests));
 
     let mut story = Story::default();
     let mut inputs = Inputs { noticed: &mut noticed, received: &mut received };

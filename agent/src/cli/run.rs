@@ -10,7 +10,7 @@ use dislodge::{
         preflight::{Machine, Outcome, judge},
     },
     metrics::Metrics,
-    pipeline::{Parts, Pipeline},
+    pipeline::{Parts, Pipeline, Requests},
     rule::Mode,
     server::{Api, bind, serve, status::Health},
 };
@@ -87,6 +87,7 @@ impl Run {
             let (stop, mut tasks) = (CancellationToken::new(), JoinSet::new());
             let (ask, asked) = mpsc::channel(8);
             let (reload, reloads) = mpsc::channel(1);
+            let (dump, dumps) = mpsc::channel(1);
             let metrics = Metrics::default();
             let health = Arc::new(Health::default());
             let registry = Arc::new(metrics.register());
@@ -98,18 +99,30 @@ impl Run {
                 tracing::info!(%address, mode = config.mode.name(), "serving /metrics, /live, /ready, /status");
             }
             let api = Api { registry, health: Arc::clone(&health), status: ask };
-            let (notices, only, resynchronise) = (None, self.pid, !self.no_resynchronise);
+            let (notices, only, resynchronise, record_for) = (None, self.pid, !self.no_resynchronise, None);
             let returns = ReturnProbes::from(&outcome);
-            let parts = Parts { config, rules, kernel, ring, metrics, health, notices, only, returns, resynchronise };
+            let parts = Parts {
+                config,
+                rules,
+                kernel,
+                ring,
+                metrics,
+                health,
+                notices,
+                only,
+                returns,
+                resynchronise,
+                record_for,
+            };
             let pipeline = match Pipeline::start(parts) {
                 Ok(pipeline) => pipeline,
                 Err(error) => return fail(error),
             };
-            if let Err(error) = signals::watch(stop.clone(), reload) {
+            if let Err(error) = signals::watch(stop.clone(), reload, dump) {
                 return fail(error);
             }
             tasks.spawn(serve(listener, api, stop.clone()));
-            pipeline.run(stop, asked, reloads).await;
+            pipeline.run(stop, Requests { status: asked, reload: reloads, dump: dumps }).await;
             // The HTTP server finishes what it was asked, but a client that never ends keeps nobody.
             let _ = tokio::time::timeout(std::time::Duration::from_secs(1), tasks.join_next()).await;
             ExitCode::SUCCESS
@@ -118,7 +131,7 @@ impl Run {
 }
 
 /// Logs to stderr; `RUST_LOG` selects.
-fn log() {
+pub(super) fn log() {
     use tracing_subscriber::{EnvFilter, fmt};
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
     fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false).init();

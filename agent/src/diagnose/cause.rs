@@ -4,6 +4,7 @@ use std::{fmt, time::Duration};
 
 use serde::Serialize;
 
+use super::quiescence::is_proved_by_transfers;
 use crate::{
     event::{
         Phase, Room,
@@ -39,9 +40,9 @@ pub enum Cause {
     TransferStalled,
     /// Transfers of the room are under way, and others of it ended meanwhile.
     Slow,
-    /// A transfer worker holds another room's chunk and does not get on; this room's chunks wait behind it.
+    /// A transfer worker has held another room's chunk for some time, and this room's chunks have waited as long.
     WorkerBlocked,
-    /// This room's chunks wait for workers that do get on.
+    /// This room's chunks wait for workers that get on, or have not waited for long.
     CapacityStall,
     /// Every transfer is done, and `poll()` does not say so.
     CompletionLost,
@@ -70,6 +71,14 @@ impl Cause {
     /// Its place in [`Cause::ALL`].
     pub fn index(self) -> usize {
         self as usize
+    }
+
+    /// Whether it is read from the engine's calls: without all of them another cause may hold.
+    pub(super) fn rests_on_transfers(self) -> bool {
+        matches!(
+            self,
+            Self::CompletionError | Self::PeerGone | Self::TransferStalled | Self::Slow | Self::CompletionLost
+        )
     }
 
     /// Its name in rules, labels and output.
@@ -107,8 +116,11 @@ const ABORT_PASSES: u64 = 3;
 pub(super) const MOVES_WITHIN: Duration = Duration::from_secs(10);
 /// How far the reports of one failure may be apart.
 const SECOND: Duration = Duration::from_secs(1);
-/// How long after the last transfer's end the server may take to say so.
+/// How long a server that goes on polling may take after the last transfer's end to say so.
 const CONCLUDES_WITHIN: Duration = Duration::from_secs(5);
+/// `UCS_ERR_CONNECTION_RESET` (`ucs/type/status.h`): what UCX says of an endpoint over TCP whose peer was killed (NIXL 0.3.1 to
+/// 1.5.1). Where a device's retries run out it says endpoint timeout, -80: the peer's process may well live.
+const UCS_ERR_CONNECTION_RESET: i8 = -25;
 
 /// Why a request waits. The server's own words first: they say what to do; then what its transfers show.
 pub fn cause(tracked: &Tracked<'_>, now: Monotonic) -> Cause {
@@ -147,18 +159,45 @@ fn cause_by_transfers(tracked: &Tracked<'_>, now: Monotonic) -> Option<Cause> {
         if known.under_way().is_some() {
             return None;
         }
-        let all_done = known.is_over() && known.done > 0 && known.done == known.posted;
-        let may_conclude = known.last_ended.is_some_and(|ended| now.since(ended) < CONCLUDES_WITHIN);
-        if all_done && !may_conclude && request.sent_last && room.chunks.unwrap_or_default().queued == 0 {
+        if is_completion_lost(tracked, known) {
             return Some(Cause::CompletionLost);
         }
     }
     if room.chunks.is_some_and(|counts| counts.queued > 0 && counts.working == 0) {
+        // Which queue a worker serves is not known; one that holds nobody's chunk would have taken this one.
         let (work, _) = longest_work_of_others(transfers, request.room)?;
-        let blocked = now.since(work.since) >= MOVES_WITHIN;
+        let waits_since = room.busy_until.unwrap_or(work.since).max(work.since);
+        let blocked = now.since(waits_since) >= MOVES_WITHIN;
         return Some(if blocked { Cause::WorkerBlocked } else { Cause::CapacityStall });
     }
     None
+}
+
+/// Whether everything that the request sent is done and the server, which goes on polling, does not say so. Not said where a
+/// transfer of it may have been missed, or may not have been posted yet.
+fn is_completion_lost(tracked: &Tracked<'_>, known: &SubjectTransfers) -> bool {
+    let Tracked { request, room, server, .. } = *tracked;
+    let (Some(posted), Some(ended)) = (known.last_posted, known.last_ended) else { return false };
+    let all_done = known.done == known.posted && posted >= request.created && is_proved_by_transfers(tracked);
+    let alone = room.senders.iter().all(|serial| *serial == request.serial);
+    let was_polled = server.queue_length.is_some_and(|(_, passed)| passed >= ended.plus(CONCLUDES_WITHIN));
+    request.sent_last && all_done && alone && is_all_posted(tracked, posted) && was_polled
+}
+
+/// Whether no chunk of the room is still to be posted, the last posting having been at `posted`.
+fn is_all_posted(tracked: &Tracked<'_>, posted: Monotonic) -> bool {
+    let Tracked { request, room, server, transfers, .. } = *tracked;
+    let counts_handles = || server.hello.as_deref().is_some_and(|hello| hello.counts.as_deref() == Some("handles"));
+    match room.chunks {
+        // Without queues send() itself posts.
+        Some(counts) if counts.no_queues => true,
+        None => counts_handles(),
+        Some(counts) => {
+            // A worker that took its chunk after the last posting has posted nothing of it yet.
+            let own = transfers.workers().values().filter(|work| work.room == request.room && work.since <= posted);
+            counts.queued == 0 && !counts.attached_late && own.count() >= usize::from(counts.working)
+        }
+    }
 }
 
 /// What a room's transfers alone show to be wrong with them, whether or not anything is known of its requests. What
@@ -170,7 +209,7 @@ pub fn cause_of_room(
     now: Monotonic,
 ) -> Option<Cause> {
     if let Some((at, engine, code)) = known.failure.filter(|(at, ..)| *at >= since) {
-        let is_gone = (engine, code) == (Engine::Nixl, NIXL_REMOTE_DISCONNECT) && !has_timed_out(native, since, at);
+        let is_gone = (engine, code) == (Engine::Nixl, NIXL_REMOTE_DISCONNECT) && was_reset(native, since, at);
         return Some(if is_gone { Cause::PeerGone } else { Cause::CompletionError });
     }
     let (_, oldest) = known.under_way()?;
@@ -179,15 +218,19 @@ pub fn cause_of_room(
     if stalled { Some(Cause::TransferStalled) } else { slow.then_some(Cause::Slow) }
 }
 
-/// Whether the device's retries ran out between those times: the way to the peer is broken, its process may well live.
-fn has_timed_out(native: &NativeState, since: Monotonic, failed: Monotonic) -> bool {
-    const UCS_ERR_ENDPOINT_TIMEOUT: i8 = -80;
+/// Whether an endpoint was reset between those times. It has to be seen: that no other reason was seen says nothing where the
+/// probe on endpoints is missing.
+fn was_reset(native: &NativeState, since: Monotonic, failed: Monotonic) -> bool {
     let endpoint = native.endpoint_error.filter(|failure| failure.at >= since && failure.at <= failed.plus(SECOND));
-    endpoint.is_some_and(|failure| failure.status == UCS_ERR_ENDPOINT_TIMEOUT)
+    endpoint.is_some_and(|failure| failure.status == UCS_ERR_CONNECTION_RESET)
 }
 
 /// What a worker has been doing longest for a room other than this one, and how many such rooms there are.
 pub(super) fn longest_work_of_others(transfers: &Transfers, room: Room) -> Option<(Work, usize)> {
     let others = transfers.workers().values().filter(|work| work.room != room);
-    others.clone().min_by_key(|work| work.since).map(|work| (*work, others.count()))
+    others.clone().min_by_key(|work| (work.since, work.room)).map(|work| (*work, others.count()))
 }
+
+#[cfg(test)]
+#[path = "cause_tests.rs"]
+mod tests;

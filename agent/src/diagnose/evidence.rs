@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::{
     cause::{MOVES_WITHIN, longest_work_of_others},
-    quiescence::SETTLES_WITHIN,
+    quiescence::{SETTLES_WITHIN, is_watched},
 };
 use crate::{
     event::{
@@ -14,7 +14,7 @@ use crate::{
         clock::Monotonic,
         native::{Engine, failure_name},
     },
-    request::{Sync, tracker::Tracked, transfer::Looked},
+    request::{DeviceError, Sync, tracker::Tracked, transfer::Looked},
 };
 
 /// Something that a person can check.
@@ -38,6 +38,8 @@ pub enum Source {
     Transfers,
     /// Completions and failed endpoints of UCX, Mooncake or libibverbs.
     Completions,
+    /// Counters of the RDMA devices that the server has open.
+    Devices,
 }
 
 impl Source {
@@ -47,6 +49,7 @@ impl Source {
             Self::Calls => "calls",
             Self::Transfers => "transfers",
             Self::Completions => "completions",
+            Self::Devices => "devices",
         }
     }
 }
@@ -74,10 +77,20 @@ pub enum Fact {
     NothingMoved { since_ms: u64 },
     EndpointGivenUp { status: i8 },
     WorkCompletionError { status: u32 },
+    DeviceCounted { device: String, port: u32, counter: String, by: u64 },
     WorkersHold { room: Room, rooms: usize },
     StatusAskedFor { polls: u64 },
     NobodyAsksForStatus,
     SourcesDisagree { hook_counts: u32, transfers: usize },
+    TransfersNotAllSeen,
+}
+
+impl Fact {
+    /// What a device counted.
+    pub fn of_device(error: &DeviceError) -> Self {
+        let DeviceError { device, port, counter, by, .. } = error;
+        Self::DeviceCounted { device: device.clone(), port: *port, counter: counter.clone(), by: *by }
+    }
 }
 
 impl fmt::Display for Fact {
@@ -118,11 +131,17 @@ impl fmt::Display for Fact {
             Self::WorkCompletionError { status } => {
                 write!(f, "a work completion of the server failed: {} ({status})", wc_status_name(*status))
             }
+            Self::DeviceCounted { device, port, counter, by } => {
+                write!(f, "{device} port {port} counted {by} more {counter}, of all that use it")
+            }
             Self::WorkersHold { room, rooms } => {
                 write!(f, "a transfer worker holds a chunk of room {room} since ({rooms} rooms are held)")
             }
             Self::StatusAskedFor { polls } => {
                 write!(f, "looked at: the server asked the engine {polls} times, and the transfer is still in progress")
+            }
+            Self::TransfersNotAllSeen => {
+                f.write_str("not every call into the transfer engine was seen since the request was made")
             }
             Self::NobodyAsksForStatus => f.write_str("looked at: nobody asks the engine where the transfer stands"),
             Self::SourcesDisagree { hook_counts, transfers } => {
@@ -195,6 +214,9 @@ fn of_transfers(tracked: &Tracked<'_>, now: Monotonic, evidence: &mut Vec<Eviden
                 seen(Source::Transfers, oldest, Fact::SourcesDisagree { hook_counts: 0, transfers: count });
             }
         }
+        if !is_watched(tracked) {
+            seen(Source::Transfers, request.created, Fact::TransfersNotAllSeen);
+        }
         if let (1.., Some(ended)) = (known.done, known.last_ended) {
             seen(Source::Transfers, ended, Fact::TransfersDone { count: known.done });
         }
@@ -210,6 +232,10 @@ fn of_transfers(tracked: &Tracked<'_>, now: Monotonic, evidence: &mut Vec<Eviden
     }
     if let Some((at, status)) = server.native.completion_error.filter(|(at, _)| *at >= request.created) {
         seen(Source::Completions, at, Fact::WorkCompletionError { status });
+    }
+    let waits = transfers.of_room(request.room).is_some_and(|known| known.failure.is_some() || !known.is_over());
+    for error in server.native.device_errors.iter().filter(|error| waits && error.at >= request.created) {
+        seen(Source::Devices, error.at, Fact::of_device(error));
     }
     if room.chunks.is_some_and(|counts| counts.queued > 0)
         && let Some((work, rooms)) = longest_work_of_others(transfers, request.room)

@@ -155,12 +155,16 @@ pub(super) fn quiescence(tracked: &Tracked<'_>) -> Quiescence {
 /// Whether the engine's calls alone prove that nothing of the room is under way: each was watched since before the
 /// request existed, some were posted, each one's end was seen, and no transfer that is under way could be another
 /// one's of this room.
-fn is_proved_by_transfers(tracked: &Tracked<'_>) -> bool {
-    let Tracked { request, server, transfers, .. } = *tracked;
-    let watched = matches!(server.native.watch, Watch::Since { at, .. } if at <= request.created);
+pub(super) fn is_proved_by_transfers(tracked: &Tracked<'_>) -> bool {
+    let Tracked { request, transfers, .. } = *tracked;
     let over = transfers.of_room(request.room).is_some_and(|known| known.posted > 0 && known.is_over());
     let others = transfers.not_joined();
     let since_then = |at: Option<Monotonic>| at.is_some_and(|at| at >= request.created);
     let others_may_be_its = others.under_way().is_some() || (others.unproved > 0 && since_then(others.last_ended));
-    watched && over && !others_may_be_its
+    is_watched(tracked) && over && !others_may_be_its
+}
+
+/// Whether every call into the engine was seen since before the request existed.
+pub(super) fn is_watched(tracked: &Tracked<'_>) -> bool {
+    matches!(tracked.server.native.watch, Watch::Since { at, .. } if at <= tracked.request.created)
 }

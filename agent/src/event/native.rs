@@ -148,6 +148,10 @@ pub struct Notification {
     pub cut: bool,
 }
 
+/// Name of an agent of the engine, as its application chose it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Peer(pub String);
+
 impl fmt::Debug for Notification {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Notification({}{})", self.bytes.escape_ascii(), if self.cut { "…" } else { "" })
@@ -270,7 +274,7 @@ pub enum NativeEvent {
     /// A notification of a peer arrived.
     NotificationArrived {
         /// Who sent it, where that could be read.
-        peer: Option<String>,
+        peer: Option<Peer>,
         /// What.
         notification: Notification,
     },

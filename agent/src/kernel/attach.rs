@@ -11,6 +11,7 @@ use dislodge_ebpf::process::AttachCookie;
 use super::{
     AttachError, Kernel,
     canary::ReturnProbes,
+    outlook::{Manner, program_refused},
     plan::{Planned, ProbeReport, ProbeState, Site, Surveyed},
     probe::ProbeSet,
 };
@@ -93,24 +94,21 @@ impl Kernel {
         returns: &ReturnProbes,
         links: &mut Vec<Link>,
     ) -> ProbeState {
-        let exit = match (site.spec.exit, returns) {
-            (None, _) => None,
-            (Some(program), ReturnProbes::Allowed) => Some(program),
-            (Some(_), ReturnProbes::Refused { why }) if site.spec.entry_is_useful_alone => {
-                let mut alone = site.clone();
-                alone.parameter |= AttachCookie::ENTRY_ONLY;
-                return match self.attach_programs(key, library, &alone, links, site.spec.entry) {
-                    Ok(()) => ProbeState::EntryOnly { why: why.clone() },
-                    Err(why) => ProbeState::Refused { why },
-                };
+        let manner = site.spec.manner(returns);
+        let mut site = site.clone();
+        if matches!(manner, Manner::EntryOnly { .. }) {
+            site.parameter |= AttachCookie::ENTRY_ONLY;
+        }
+        let attached = match manner {
+            Manner::Refused { why } => Err(why.to_owned()),
+            Manner::Whole | Manner::EntryOnly { .. } => {
+                self.attach_programs(key, library, &site, links, site.spec.programs(manner))
             }
-            (Some(_), ReturnProbes::Refused { why }) => return ProbeState::Refused { why: why.clone() },
         };
-        // The return first: an entry whose return is not probed would leave its call in the map.
-        let attached = self.attach_programs(key, library, site, links, exit.into_iter().chain(site.spec.entry));
-        match attached {
-            Ok(()) => ProbeState::Attached,
-            Err(why) => ProbeState::Refused { why },
+        match (attached, manner) {
+            (Err(why), _) => ProbeState::Refused { why },
+            (Ok(()), Manner::EntryOnly { why }) => ProbeState::EntryOnly { why: why.to_owned() },
+            (Ok(()), _) => ProbeState::Attached,
         }
     }
 
@@ -134,7 +132,7 @@ impl Kernel {
         links: &mut Vec<Link>,
     ) -> Result<(), String> {
         if let Some(error) = self.not_loaded.get(program) {
-            return Err(format!("the kernel refuses the program: {error}"));
+            return Err(program_refused(error));
         }
         let slot = self.slot(key).map_err(|error| error.to_string())?;
         let cookie = AttachCookie { slot, parameter: site.parameter };

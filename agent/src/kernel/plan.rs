@@ -1,12 +1,15 @@
-//! Which probes belong where in one library, and what became of them. Pure: the file's code in, a plan out.
+//! Which probes belong where in one library, and what became of them: the file's code in, a plan out.
+
+use std::{fs::File, io, os::unix::fs::FileExt as _};
 
 use serde::Serialize;
 
-use super::probe::{PROBES, Parameter, ProbeSet, ProbeSpec};
+use super::probe::{POLL_CQ, PROBES, Parameter, ProbeSet, ProbeSpec};
 use crate::target::{
-    code::{ENTRY_BYTES, Prologue, entry_point, status_offset},
+    code::{ENTRY_BYTES, HOST, Prologue, entry_point, status_offset},
     library::{LibraryRole, MappedLibrary},
     symbol::{SymbolError, SymbolTable},
+    verbs::PollCq,
 };
 
 /// Longest code of a function that is decoded, in bytes.
@@ -112,6 +115,32 @@ impl Surveyed {
                 .collect(),
         };
         Self { library, planned }
+    }
+
+    /// A verbs provider of which it was found where it polls its completion queues.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be read there.
+    pub fn polls_at(library: MappedLibrary, poll_cq: &PollCq) -> io::Result<Self> {
+        let mut code = [0; ENTRY_BYTES];
+        File::open(&library.path)?.read_exact_at(&mut code, poll_cq.file_offset)?;
+        let entry = entry_point(HOST, &code);
+        let site = Site {
+            spec: &POLL_CQ,
+            symbol: POLL_CQ.function.to_owned(),
+            file_offset: poll_cq.file_offset + entry.skip,
+            parameter: 0,
+            prologue: entry.prologue,
+        };
+        Ok(Self { library, planned: vec![Planned::At(site)] })
+    }
+
+    /// Whether its completions are seen without the provider's `poll_cq`, which it calls.
+    pub fn sees_work_completions(&self) -> bool {
+        let polls =
+            |planned: &Planned| matches!(planned, Planned::At(site) if site.spec.entry == Some("mooncake_poll"));
+        self.planned.iter().any(polls)
     }
 
     /// Where NIXL's handles have their status, where this library's code shows it.

@@ -23,6 +23,17 @@ pub enum ProbeSet {
     Completions,
 }
 
+impl ProbeSet {
+    /// Its name in output.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Transfers => "transfers",
+            Self::Polls => "polls",
+            Self::Completions => "completions",
+        }
+    }
+}
+
 /// What a probe's program is told of the function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Parameter {
@@ -129,7 +140,12 @@ use SymbolPattern::{Exact, Prefix};
 /// `nixlUcxEngine::sendNotif`, since NIXL 1.5; `notifSendPriv` calls it.
 const SEND_NOTIFICATION: SymbolPattern = Prefix("_ZN13nixlUcxEngine9sendNotifEOSt10unique_ptr");
 
-/// Every probe that there is. Those of one role that share a function are the forms that it has in different releases.
+/// A verbs provider's `poll_cq`: it has no symbol, and is found in the running process (`target::verbs`).
+pub static POLL_CQ: ProbeSpec =
+    ProbeSpec::new(Completions, LibraryRole::VerbsProvider, "poll_cq", Exact("poll_cq"), "verbs_poll_cq")
+        .and_return("verbs_polled_cq");
+
+/// Every probe on a function that has a symbol. Those of one role that share a function are the forms that it has in different releases.
 pub static PROBES: &[ProbeSpec] = &[
     ProbeSpec::new(Transfers, Nixl, "nixlAgent::createXferReq", Prefix("_ZNK9nixlAgent13createXferReqE"), "nixl_make")
         .and_return("nixl_made")
@@ -276,6 +292,13 @@ pub static PROBES: &[ProbeSpec] = &[
         "mooncake_status",
     )
     .and_return("mooncake_status_read"),
+    ProbeSpec::new(
+        Polls,
+        MooncakeEngine,
+        "MultiTransport::getTransferStatus",
+        Exact("_ZN8mooncake14MultiTransport17getTransferStatusEmmRNS_9Transport14TransferStatusE"),
+        "mooncake_task_status",
+    ),
     ProbeSpec::new(
         Transfers,
         MooncakeEngine,

@@ -1,22 +1,34 @@
 //! The transfer engine of each server: finding its libraries, attaching probes, reading where transfers stand.
 
-use std::{collections::HashMap, time::Duration};
+use std::{
+    collections::{BTreeSet, HashMap},
+    io,
+    sync::Arc,
+    time::Duration,
+};
 
 use dislodge_ebpf::look::CompletionKey;
 
 use super::Pipeline;
 use crate::{
+    config::Completions,
+    core::Input,
     event::{
         ProcessKey,
         clock::Monotonic,
         native::{Engine, Handle, TransferStatus},
     },
-    kernel::plan::{ProbeReport, ProbeState, Surveyed, is_complete},
-    request::{Watch, transfer::Observation},
+    kernel::{
+        plan::{ProbeReport, ProbeState, Surveyed, is_complete},
+        probe::POLL_CQ,
+    },
+    request::{Watch, transfer::Observation, transfers::Transfers},
     target::{
+        device,
         handle::EngineMemory,
-        library::{self, LibraryRole},
+        library::{self, LibraryRole, MappedLibrary},
         mapping::FileId,
+        verbs::{self, Limits, PollCq},
     },
 };
 
@@ -27,6 +39,8 @@ const SURVEY_AT_FIRST: Duration = Duration::from_secs(1);
 const SURVEY_AT_LAST: Duration = Duration::from_secs(60);
 /// A transfer that has been under way for this long has its status read in the server's memory.
 const OBSERVED_AFTER: Duration = Duration::from_millis(500);
+/// Times that a server's memory is searched for where its verbs provider polls: a device may be opened late.
+const SEARCHES: u32 = 3;
 /// Transfers of one server whose status is read in one tick.
 const OBSERVED_AT_ONCE: usize = 256;
 
@@ -35,7 +49,12 @@ pub(super) struct Survey {
     key: ProcessKey,
     libraries: Vec<Surveyed>,
     unreachable: Vec<String>,
+    poll_cq: Option<PollCqFound>,
+    devices: BTreeSet<Arc<str>>,
 }
+
+/// Where a server's verbs providers poll their completion queues, or why that is not known.
+type PollCqFound = Result<Vec<Surveyed>, String>;
 
 /// What is known of a server's transfer engine.
 pub(super) struct EngineState {
@@ -48,12 +67,16 @@ pub(super) struct EngineState {
     /// Where NIXL's handles have their status.
     status_offset: Option<u32>,
     memory: Result<EngineMemory, String>,
+    /// The RDMA devices that it has open.
+    pub(super) devices: BTreeSet<Arc<str>>,
     /// Completions of it that were counted already.
     pub(super) completions: HashMap<CompletionKey, u64>,
     /// When it was looked at last.
     pub(super) looked_at: Option<Monotonic>,
     survey_at: Monotonic,
     survey_after: Duration,
+    /// Searches of the server's memory for `poll_cq` that may still be made.
+    searches_left: u32,
 }
 
 impl EngineState {
@@ -64,11 +87,21 @@ impl EngineState {
             unreachable: Vec::new(),
             status_offset: None,
             memory: Err("not opened yet".to_owned()),
+            devices: BTreeSet::new(),
             completions: HashMap::new(),
             looked_at: None,
             survey_at: now,
             survey_after: SURVEY_AT_FIRST,
+            searches_left: SEARCHES,
         }
+    }
+
+    /// Whether it is to be found out where the provider polls: completions are wanted, and the engine's own functions do
+    /// not show them.
+    fn wants_poll_cq(&self) -> bool {
+        self.searches_left > 0
+            && self.libraries.iter().any(|known| known.library.role == LibraryRole::VerbsProvider)
+            && !self.libraries.iter().any(Surveyed::sees_work_completions)
     }
 
     /// The engine whose transfers are all seen.
@@ -99,15 +132,21 @@ impl Pipeline {
     pub(super) fn survey(&mut self, key: ProcessKey, now: Monotonic) {
         let Some(server) = self.servers.get_mut(&key) else { return };
         let engine = &mut server.engine;
-        if !self.config.probes.transfers || now < engine.survey_at {
+        // Where there is a transfer, there is what it is posted to.
+        let search = self.config.probes.completions != Completions::Off
+            && engine.wants_poll_cq()
+            && self.core.tracker().transfers(key).is_some_and(Transfers::has_seen_any);
+        let is_first_search = search && engine.searches_left == SEARCHES;
+        if !self.config.probes.transfers || (now < engine.survey_at && !is_first_search) {
             return;
         }
         // One at a time; who finds no place comes next time.
         let Ok(permit) = self.surveyed.clone().try_reserve_owned() else { return };
         engine.survey_at = now.plus(engine.survey_after);
         engine.survey_after = (engine.survey_after * 2).min(SURVEY_AT_LAST);
+        engine.searches_left -= u32::from(search);
         let known: Vec<FileId> = engine.libraries.iter().map(|known| known.library.file).collect();
-        tokio::task::spawn_blocking(move || permit.send(survey(key, &known)));
+        tokio::task::spawn_blocking(move || permit.send(survey(key, &known, search)));
     }
 
     /// Attaches to the libraries that were found in a server.
@@ -115,12 +154,35 @@ impl Pipeline {
         let key = survey.key;
         let Some(server) = self.servers.get_mut(&key) else { return };
         server.engine.unreachable = survey.unreachable;
+        server.engine.devices = survey.devices;
         if !survey.libraries.is_empty() {
             // Where there is one, more may be on their way.
             server.engine.survey_after = SURVEY_AT_FIRST;
         }
         for surveyed in survey.libraries {
             self.attach_library(key, surveyed);
+        }
+        match survey.poll_cq {
+            Some(Ok(found)) => {
+                self.forget_poll_cq(key, 0);
+                found.into_iter().for_each(|surveyed| self.attach_library(key, surveyed));
+            }
+            Some(Err(why)) => {
+                self.forget_poll_cq(key, SEARCHES);
+                tracing::debug!(pid = key.pid, why, "work completions are not seen");
+                if let Some(server) = self.servers.get_mut(&key) {
+                    server.engine.probes.push(poll_cq_refused(why));
+                }
+            }
+            None => {}
+        }
+    }
+
+    /// Forgets what the last search said; `most` more are made at most.
+    fn forget_poll_cq(&mut self, key: ProcessKey, most: u32) {
+        if let Some(server) = self.servers.get_mut(&key) {
+            server.engine.probes.retain(|row| row.role != LibraryRole::VerbsProvider);
+            server.engine.searches_left = server.engine.searches_left.min(most);
         }
     }
 
@@ -148,10 +210,10 @@ impl Pipeline {
         engine.probes.extend(rows);
         engine.libraries.push(surveyed);
         let watched = engine.watched();
-        let before = self.core.tracker.server(key).map(|state| state.native.watch);
+        let before = self.core.tracker().server(key).map(|state| state.native.watch);
         // Each library comes for itself; the watch begins with the one that makes it complete.
         if watched.is_some() != matches!(before, Some(Watch::Since { .. })) {
-            self.core.tracker.watch(key, watched, Monotonic::now());
+            self.apply(Input::Watch { process: key, engine: watched, at: Monotonic::now() });
         }
     }
 
@@ -160,7 +222,7 @@ impl Pipeline {
         let Some(before) = now.0.checked_sub(OBSERVED_AFTER.as_nanos() as u64).map(Monotonic) else { return };
         let mut seen: Vec<(ProcessKey, Observation)> = Vec::new();
         for (key, server) in &self.servers {
-            let Some(transfers) = self.core.tracker.transfers(*key) else { continue };
+            let Some(transfers) = self.core.tracker().transfers(*key) else { continue };
             for (handle, generation) in transfers.to_observe(before, OBSERVED_AT_ONCE) {
                 if let Some((status, moved)) = server.engine.observe(handle) {
                     seen.push((*key, Observation { handle, generation, status, moved }));
@@ -173,22 +235,51 @@ impl Pipeline {
         // Whatever happened to these handles until they were read is in the ring, or was lost: it has to be known first.
         self.drain();
         self.account(now);
-        for (key, observation) in seen {
-            self.core.tracker.observed(key, observation, now);
+        for (process, seen) in seen {
+            self.apply(Input::Observed { process, seen, at: now });
         }
     }
 }
 
-/// What a process has loaded, beside what is known already.
-fn survey(key: ProcessKey, known: &[FileId]) -> Survey {
+/// What a process has loaded, beside what is known already; and, where that is asked, where its providers poll.
+fn survey(key: ProcessKey, known: &[FileId], search: bool) -> Survey {
     let found = library::find(key.pid).unwrap_or_else(|error| {
         tracing::debug!(pid = key.pid, %error, "cannot look for transfer engines");
         library::Libraries::default()
     });
+    let poll_cq = search.then(|| find_poll_cq(key.pid, &found.mapped));
     let new = found.mapped.into_iter().filter(|library| !known.contains(&library.file));
     Survey {
         key,
         libraries: new.map(Surveyed::of).collect(),
         unreachable: found.unreachable.iter().map(|library| format!("{}: {}", library.name, library.why)).collect(),
+        poll_cq,
+        devices: device::of_process(key.pid),
+    }
+}
+
+fn find_poll_cq(pid: u32, libraries: &[MappedLibrary]) -> PollCqFound {
+    let search = verbs::find_poll_cq(pid, libraries, Limits::default()).map_err(|error| error.to_string())?;
+    let provider = |found: &PollCq| libraries.iter().find(|library| library.file == found.file).cloned();
+    let places: Vec<Surveyed> = search
+        .found
+        .iter()
+        .filter_map(|found| Some(Surveyed::polls_at(provider(found)?, found)))
+        .collect::<io::Result<_>>()
+        .map_err(|error| format!("the provider's file cannot be read: {error}"))?;
+    if places.is_empty() {
+        return Err(format!("no device is open: no verbs context in {} MiB ({})", search.bytes >> 20, search.coverage));
+    }
+    Ok(places)
+}
+
+fn poll_cq_refused(why: String) -> ProbeReport {
+    ProbeReport {
+        role: POLL_CQ.role,
+        library: String::new(),
+        function: POLL_CQ.function,
+        required: false,
+        set: POLL_CQ.set,
+        state: ProbeState::Refused { why },
     }
 }

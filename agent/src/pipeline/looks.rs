@@ -7,6 +7,7 @@ use tokio::time::Instant;
 use super::Pipeline;
 use crate::{
     config::Completions,
+    core::Input,
     event::{ProcessKey, clock::Monotonic},
     kernel::{look::Look, probe::ProbeSet},
     metrics::OutcomeLabel,
@@ -45,7 +46,7 @@ impl Pipeline {
             let looked_at = self.servers.get(key).and_then(|server| server.engine.looked_at);
             looked_at.is_none_or(|at| now.since(at) >= LOOK_AGAIN)
         };
-        let oldest = |key: ProcessKey| Some((self.core.tracker.transfers(key)?.oldest()?, key));
+        let oldest = |key: ProcessKey| Some((self.core.tracker().transfers(key)?.oldest()?, key));
         let waiting = self.servers.keys().copied().filter(is_due).filter_map(oldest).min();
         let Some((_, key)) = waiting.filter(|(since, _)| now.since(*since) >= LOOK_AFTER) else { return };
         let Some(server) = self.servers.get_mut(&key) else { return };
@@ -74,6 +75,6 @@ impl Pipeline {
         // What ended meanwhile is in the ring: it is not to be called asked for.
         self.drain();
         let polls: HashMap<u64, u64> = polls.into_iter().map(|(object, polls)| (object, polls.count)).collect();
-        self.core.tracker.looked(key, &polls, began, Monotonic::now());
+        self.apply(Input::Looked { process: key, polls, began, at: Monotonic::now() });
     }
 }

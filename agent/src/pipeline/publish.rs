@@ -20,16 +20,18 @@ impl Pipeline {
         self.publish_alerts();
         self.publish_queues();
         self.publish_transfers(now);
+        self.publish_recorder();
         let metrics = &self.metrics;
         for state in ["watched", "without_control", "without_hook"] {
             let count = self.servers.values().filter(|server| server.state() == state).count();
             metrics.servers.get_or_create(&StateLabel { state }).set(count as i64);
         }
-        let unused = self.core.tracker.unused();
+        let unused = self.core.tracker().unused();
         for (name, total) in [
             ("unknown_process", unused.unknown_process),
             ("unknown_sender", unused.unknown_sender),
             ("retired", unused.retired),
+            ("rooms_dropped", unused.rooms_dropped),
         ] {
             Metrics::raise(&metrics.events_unused.get_or_create(&reason(name)), total);
         }
@@ -38,7 +40,7 @@ impl Pipeline {
     fn publish_requests(&self, now: Monotonic) {
         let (mut inflight, mut oldest) = (0, 0.0_f64);
         let mut phases: HashMap<&'static str, i64> = HashMap::new();
-        for tracked in self.core.tracker.requests() {
+        for tracked in self.core.tracker().requests() {
             *phases.entry(tracked.request.phase.map_or("none", Phase::name)).or_default() += 1;
             if let Some(entered) = tracked.request.entered {
                 inflight += 1;
@@ -56,7 +58,7 @@ impl Pipeline {
     fn publish_queues(&mut self) {
         let lengths: Vec<_> = self
             .core
-            .tracker
+            .tracker()
             .servers()
             .filter_map(|(key, state)| state.queue_length.map(|(length, _)| (key, length)))
             .collect();
@@ -107,8 +109,8 @@ impl Pipeline {
 
     fn transfers_status(&self, server: &Server, now: Monotonic) -> TransfersStatus {
         let key = server.target.key;
-        let transfers = self.core.tracker.transfers(key);
-        let native = self.core.tracker.server(key).map(|state| state.native.clone()).unwrap_or_default();
+        let transfers = self.core.tracker().transfers(key);
+        let native = self.core.tracker().server(key).map(|state| state.native.clone()).unwrap_or_default();
         let mut subjects: Vec<SubjectStatus> = transfers
             .into_iter()
             .flat_map(Transfers::subjects)
@@ -138,7 +140,7 @@ impl Pipeline {
             .values()
             .map(|server| {
                 let key = server.target.key;
-                let state = self.core.tracker.server(key);
+                let state = self.core.tracker().server(key);
                 ServerStatus {
                     pid: key.pid,
                     title: server.target.title.clone(),
@@ -152,7 +154,7 @@ impl Pipeline {
                     hello: state.and_then(|state| state.hello.as_deref().cloned()),
                     queue_length: state.and_then(|state| state.queue_length).map(|(length, _)| length),
                     paused: state.is_some_and(|state| state.paused),
-                    requests: self.core.tracker.requests().filter(|tracked| tracked.key.process == key).count(),
+                    requests: self.core.tracker().requests().filter(|tracked| tracked.key.process == key).count(),
                     transfers: self.transfers_status(server, now),
                     events_seen: self.kernel.counters(key).map_or(0, |counters| counters.seen),
                     events_lost: self.kernel.counters(key).map_or(0, |counters| counters.lost()),
@@ -175,5 +177,6 @@ impl Pipeline {
 fn errors(native: &NativeState) -> Vec<String> {
     let endpoint = native.endpoint_error.map(|failure| Fact::EndpointGivenUp { status: failure.status });
     let completion = native.completion_error.map(|(_, status)| Fact::WorkCompletionError { status });
-    endpoint.into_iter().chain(completion).map(|fact| fact.to_string()).collect()
+    let devices = native.device_errors.iter().map(Fact::of_device);
+    endpoint.into_iter().chain(completion).chain(devices).map(|fact| fact.to_string()).collect()
 }

@@ -75,7 +75,7 @@ impl Pipeline {
             actions_left: self.ladder.actions_left(now),
             has_control_channel: self.servers.get(&key.process).is_some_and(|server| server.control.is_ok()),
             acted_before: self.ladder.acted_before(key),
-            senders_on_room: self.core.tracker.get(key).map_or(0, |tracked| tracked.room.senders.len()),
+            senders_on_room: self.core.tracker().get(key).map_or(0, |tracked| tracked.room.senders.len()),
         };
         let Some((tracked, diagnosis)) = self.core.diagnose(key, now) else {
             return Decision::Refused(Refusal::Terminal);
@@ -115,7 +115,7 @@ impl Pipeline {
     }
 
     fn send_failure(&mut self, key: RequestKey, verdict: &Verdict, now: Monotonic) {
-        let request = self.core.tracker.get(key).map(|tracked| tracked.request.clone());
+        let request = self.core.tracker().get(key).map(|tracked| tracked.request.clone());
         let server = self.servers.get_mut(&key.process);
         let (Some(request), Some(Server { control: Ok(channel), .. })) = (request, server) else {
             self.ladder.not_sent(key, now);
@@ -176,7 +176,7 @@ impl Pipeline {
     }
 
     fn flag_of(&self, key: RequestKey) -> String {
-        let hello = self.core.tracker.server(key.process).and_then(|server| server.hello.as_deref());
+        let hello = self.core.tracker().server(key.process).and_then(|server| server.hello.as_deref());
         hello.and_then(|hello| hello.flag).map_or("unknown", |flag| flag.name()).to_owned()
     }
 

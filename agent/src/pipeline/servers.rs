@@ -7,6 +7,7 @@ use tokio::sync::mpsc;
 
 use super::{Pipeline, engines::EngineState, notice::Notice};
 use crate::{
+    core::Input,
     event::{ProcessKey, clock::Monotonic},
     metrics::{Metrics, reason},
     remedy::control::{Answer, Channel, Verb},
@@ -139,7 +140,8 @@ impl Pipeline {
             node: self.config.node.clone(),
             container: None,
         };
-        self.core.attach(key, identity, discover::clock_offset(key.pid));
+        let clock_offset = discover::clock_offset(key.pid);
+        self.apply(Input::Attach { process: key, identity: Box::new(identity), clock_offset });
         if let Some(identity) = self.core.identity(key) {
             self.notify(Notice::Attached(Arc::clone(identity)));
         }
@@ -196,8 +198,7 @@ impl Pipeline {
             tracing::info!(pid = key.pid, title = server.target.title, "server ended");
             self.notify(Notice::Detached(key));
         }
-        let changes = self.core.detach(key, now);
-        self.changed(changes);
+        self.apply(Input::Detach { process: key, at: now });
     }
 
     /// Takes over what BPF has counted since the last time.
@@ -227,10 +228,10 @@ impl Pipeline {
         }
         if lost > 0 {
             tracing::warn!(pid = key.pid, lost, "events lost: the ring was full");
-            self.core.tracker.needs_resync(key.pid, ResyncReason::EventsLost);
+            self.apply(Input::Doubt { process: key, why: ResyncReason::EventsLost });
         }
         if lost + full > 0 {
-            self.core.tracker.native_lost(key, now);
+            self.apply(Input::NativeLost { process: key, at: now });
         }
     }
 
@@ -239,13 +240,13 @@ impl Pipeline {
         if !self.resynchronise {
             return;
         }
-        for (key, why) in self.core.tracker.to_ask(now, RESYNC_PATIENCE) {
+        for (key, why) in self.core.tracker().to_ask(now, RESYNC_PATIENCE) {
             let Some(Server { control: Ok(channel), .. }) = self.servers.get_mut(&key) else { continue };
             match channel.send(&Verb::State, now, STATE_PATIENCE) {
                 Ok(_) => {
                     tracing::debug!(pid = key.pid, reason = why.name(), "asked for its state");
                     self.metrics.resynchronisations.get_or_create(&reason(why.name())).inc();
-                    self.core.tracker.asked(key, self.epoch, why, now);
+                    self.apply(Input::Asked { process: key, epoch: self.epoch, why, at: now });
                 }
                 Err(error) => tracing::debug!(pid = key.pid, %error, "cannot ask for its state"),
             }

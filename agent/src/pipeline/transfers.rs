@@ -1,6 +1,6 @@
 //! What the loop shows of transfers: metrics.
 
-use std::{collections::HashMap, time::Duration};
+use std::collections::HashMap;
 
 use dislodge_ebpf::look::CompletionPoint;
 
@@ -16,13 +16,10 @@ use crate::{
     },
 };
 
-/// How long a failure of a room is shown after the room is over.
-const FAILURES_KEPT: Duration = Duration::from_secs(300);
-
 impl Pipeline {
     /// Takes over what was counted of a server's transfers.
     pub(super) fn count_transfers(&mut self, key: ProcessKey) {
-        let counted = self.core.tracker.take_counted(key);
+        let counted = self.core.take_counted(key);
         let metrics = &self.metrics;
         for ((engine, end), (count, bytes)) in &counted.ended {
             let label = TransferLabel { engine: engine.name(), state: end };
@@ -72,10 +69,9 @@ impl Pipeline {
         for key in &keys {
             self.count_transfers(*key);
         }
-        self.core.tracker.prune(Monotonic(now.0.saturating_sub(FAILURES_KEPT.as_nanos() as u64)));
         let mut standing: HashMap<(Engine, &'static str), i64> = HashMap::new();
         let mut oldest: HashMap<Engine, f64> = HashMap::new();
-        for transfers in keys.iter().filter_map(|key| self.core.tracker.transfers(*key)) {
+        for transfers in keys.iter().filter_map(|key| self.core.tracker().transfers(*key)) {
             for transfer in transfers.live() {
                 let engine = transfer.handle.engine;
                 let state = match transfer.state {
@@ -121,7 +117,7 @@ impl Pipeline {
         if !matches!(change.step, Step::Phase { new: Phase::Success, .. }) {
             return;
         }
-        let Some(tracked) = self.core.tracker.get(change.key) else { return };
+        let Some(tracked) = self.core.tracker().get(change.key) else { return };
         let known = tracked.transfers.of_room(tracked.request.room);
         if let Some(ended) = known.and_then(|known| known.last_ended).filter(|ended| *ended <= change.at) {
             self.metrics.completion_to_status.0.observe(change.at.since(ended).as_secs_f64());

@@ -52,7 +52,7 @@ pub enum Refusal {
     ContextParallel,
     /// A pipeline's stages must drop the same requests.
     PipelineParallel,
-    /// No test has run this backend.
+    /// No test has failed a sender of this backend, or not on this release of SGLang.
     BackendUnproved,
 }
 
@@ -127,9 +127,33 @@ pub struct Context {
     pub senders_on_room: usize,
 }
 
-/// Backends whose senders tests have failed and read back, on SGLang's released code.
-pub fn is_proved(backend: Backend) -> bool {
-    matches!(backend, Backend::Nixl | Backend::Fake)
+/// Releases of SGLang on which a backend's senders may be failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProvedOn {
+    /// All: what differs between releases is read from the server's own code, by the hook.
+    Every,
+    /// These: that a chunk's end is the end of its writes was proved for each of them.
+    These(&'static [&'static str]),
+}
+
+/// Backends whose senders tests have failed and read back, on SGLang's released code with the real engine, over TCP on one
+/// host (`agent/tests/sglang_refusals.rs`, `agent/tests/sglang_mooncake.rs`). Over RDMA nothing was run. mori and ascend ran on a
+/// stand-in for their engine only. The hook has the same list (`backend.PROVED`), and refuses by it once more.
+pub static PROVED: [(Backend, ProvedOn); 3] = [
+    (Backend::Nixl, ProvedOn::Every),
+    (Backend::Fake, ProvedOn::Every),
+    (Backend::Mooncake, ProvedOn::These(&["0.5.10", "0.5.12.post1", "0.5.15", "0.5.18", "0.5.22", "0.5.23"])),
+];
+
+/// Whether a sender of this backend may be failed on this release of SGLang; `None` is a server that has not said which.
+pub fn is_proved(backend: Backend, sglang: Option<&str>) -> bool {
+    PROVED.iter().any(|(proved, releases)| {
+        *proved == backend
+            && match releases {
+                ProvedOn::Every => true,
+                ProvedOn::These(releases) => sglang.is_some_and(|sglang| releases.contains(&sglang)),
+            }
+    })
 }
 
 /// Whether the failure flag of this request may be set. Everything but the mode is looked at first, so that a dry run
@@ -159,7 +183,8 @@ pub fn may_act(
     refuse_unless(size(hello.and_then(|hello| hello.tp))? == 1, Refusal::TensorParallel)?;
     refuse_unless(size(hello.and_then(|hello| hello.cp))? == 1, Refusal::ContextParallel)?;
     refuse_unless(size(hello.and_then(|hello| hello.pp))? == 1, Refusal::PipelineParallel)?;
-    refuse_unless(is_proved(request.backend), Refusal::BackendUnproved)?;
+    let sglang = hello.and_then(|hello| hello.sglang.as_deref());
+    refuse_unless(is_proved(request.backend, sglang), Refusal::BackendUnproved)?;
     refuse_unless(!context.acted_before && request.remedied.is_none(), Refusal::OncePerRequest)?;
     refuse_unless(!server.paused, Refusal::Paused)?;
     refuse_unless(context.has_control_channel, Refusal::NoControlChannel)?;

@@ -100,8 +100,16 @@ const REFUSED: &[(Refusal, Spoil)] = &[
     (Refusal::TensorParallel, |case| case.hello().tp = Some(2)),
     (Refusal::ContextParallel, |case| case.hello().cp = Some(2)),
     (Refusal::PipelineParallel, |case| case.hello().pp = Some(2)),
-    (Refusal::BackendUnproved, |case| case.request.backend = Backend::Mooncake),
+    (Refusal::BackendUnproved, |case| case.request.backend = Backend::Mori),
     (Refusal::BackendUnproved, |case| case.request.backend = Backend::Other),
+    (Refusal::BackendUnproved, |case| {
+        case.request.backend = Backend::Mooncake;
+        case.hello().sglang = Some("0.5.99".into());
+    }),
+    (Refusal::BackendUnproved, |case| {
+        case.request.backend = Backend::Mooncake;
+        case.hello().sglang = None;
+    }),
 ];
 
 #[test]
@@ -128,6 +136,18 @@ fn a_curable_cause_with_nothing_posted_is_allowed() {
         case.diagnosis.cause = cause;
         case.diagnosis.quiescence = Quiescence::NeverPosted;
         assert_eq!(case.verdict(), Ok(()), "{cause}");
+    }
+}
+
+#[test]
+fn mooncake_is_allowed_on_the_releases_on_which_it_was_proved() {
+    for release in ["0.5.10", "0.5.12.post1", "0.5.15", "0.5.18", "0.5.22", "0.5.23"] {
+        let mut case = Case::allowed();
+        case.request.backend = Backend::Mooncake;
+        case.hello().sglang = Some(release.into());
+        assert_eq!(case.verdict(), Ok(()), "{release}");
+        case.request.backend = Backend::Ascend;
+        assert_eq!(case.verdict(), Err(Refusal::BackendUnproved), "{release}");
     }
 }
 

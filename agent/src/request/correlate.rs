@@ -1,9 +1,13 @@
 //! Which room or request a notification is about, by the formats of the engines that send them. Bytes, not strings:
 //! anything may be in them.
 
+use minicbor::{Decode, Decoder, Encode, Encoder, decode, encode};
 use serde::Serialize;
 
-use crate::event::{Room, native::Notification};
+use crate::{
+    event::{Room, native::Notification},
+    record::codec::{Names, recorded},
+};
 
 /// Longest request id that is kept.
 const MAX_REQUEST_ID: usize = 128;
@@ -16,6 +20,25 @@ pub enum TransferSubject {
     Room(Room),
     /// vLLM: the request id of the side that holds the blocks.
     Request(String),
+}
+
+/// A request is a word, a room is what a room is.
+impl<C: Names> Encode<C> for TransferSubject {
+    fn encode<W: encode::Write>(&self, e: &mut Encoder<W>, names: &mut C) -> Result<(), encode::Error<W::Error>> {
+        match self {
+            Self::Room(room) => room.encode(e, names),
+            Self::Request(request) => e.str(&names.word(request))?.ok(),
+        }
+    }
+}
+
+impl<'b, C> Decode<'b, C> for TransferSubject {
+    fn decode(d: &mut Decoder<'b>, context: &mut C) -> Result<Self, decode::Error> {
+        match d.datatype()? {
+            minicbor::data::Type::String => Ok(Self::Request(d.str()?.to_owned())),
+            _ => Room::decode(d, context).map(Self::Room),
+        }
+    }
 }
 
 /// How it is known what a transfer is about.
@@ -43,6 +66,9 @@ pub enum NotJoined {
     /// It was made before the agent looked.
     NotSeen,
 }
+
+recorded!(enum Joined { 0 ByNotification(subject), 1 ByThread(room), 2 Not(why) });
+recorded!(number NotJoined { 0 NoNotification, 1 UnknownFormat, 2 Cut, 3 NotSeen });
 
 impl NotJoined {
     /// Every reason.

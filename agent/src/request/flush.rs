@@ -10,7 +10,10 @@ use std::{
     time::Duration,
 };
 
-use crate::event::{clock::Monotonic, native::Flush};
+use crate::{
+    event::{clock::Monotonic, native::Flush},
+    record::codec::recorded,
+};
 
 /// Where UCX's flush requests have their completion, counted back from the request that the caller got: 0x80 in the
 /// wheels of NIXL 0.8.0 to 1.5.1, 0x78 in those of 0.3.1 to 0.7.1.
@@ -47,6 +50,9 @@ struct Progress {
     under_way: u32,
     failure: Option<i8>,
 }
+
+recorded!(struct Flushes { lists, requests, transfers, early });
+recorded!(struct Progress { lists, descriptors, posted, under_way, failure });
 
 impl Flushes {
     /// A transfer of so many descriptors is being posted; its descriptors are listed at one of `lists`.
@@ -91,7 +97,7 @@ impl Flushes {
                     }
                 }
                 None => {
-                    progress.under_way += 1;
+                    progress.under_way = progress.under_way.saturating_add(1);
                     self.requests.insert(request, generation);
                 }
             },

@@ -1,5 +1,6 @@
 //! One traced process: its senders, rooms and queue, and how well all of it is known.
 
+mod dead;
 mod native;
 mod resync;
 
@@ -13,15 +14,15 @@ use super::{
     tracker::{Change, Step, Tracked, Unused},
     transfers::{Transfers, Work},
 };
+use dead::DeadRooms;
 use resync::Resync;
 
-use crate::event::{
-    Backend, Body, ChunkCounts, ChunkStep, Event, LeaveReason, Phase, ProcessKey, Rid, Room, clock::Monotonic,
+use crate::{
+    event::{
+        Backend, Body, ChunkCounts, ChunkStep, Event, LeaveReason, Phase, ProcessKey, Rid, Room, clock::Monotonic,
+    },
+    record::codec::recorded,
 };
-
-/// Rooms of a process. Those without a live sender are kept while they are busy or a handle of theirs may still be
-/// running; when there are too many, they are forgotten all at once and the hook is asked anew.
-const MAX_ROOMS: usize = 262_144;
 
 #[derive(Debug)]
 pub(super) struct Process {
@@ -31,14 +32,20 @@ pub(super) struct Process {
     /// By serial, the oldest first: what is walked in order gives the same verdicts in a replay. Boxed, since a tree's
     /// nodes are half empty.
     requests: BTreeMap<u64, Box<Request>>,
-    /// Boxed, since a table of many entries is more than half empty once it has grown.
+    /// Those that have a sender, and those that are kept without one. Boxed, since a table of many entries is more than
+    /// half empty once it has grown.
     rooms: HashMap<Room, Box<RoomState>>,
+    dead: DeadRooms,
     transfers: Transfers,
     inflight: u32,
     newest_serial: u64,
     passes_in_doubt: u32,
     resync: Option<Resync>,
 }
+
+recorded!(struct Process {
+    key, clock_offset, state, requests, rooms, dead, transfers, inflight, newest_serial, passes_in_doubt, resync,
+});
 
 /// What applying an event needs beside the process.
 pub(super) struct Applying<'a> {
@@ -57,6 +64,7 @@ impl Process {
             state: ServerState::new(Sync::Needed(ResyncReason::Attached)),
             requests: BTreeMap::new(),
             rooms: HashMap::new(),
+            dead: DeadRooms::default(),
             transfers: Transfers::new(max_transfers),
             inflight: 0,
             newest_serial: 0,
@@ -71,6 +79,11 @@ impl Process {
 
     pub(super) fn state(&self) -> &ServerState {
         &self.state
+    }
+
+    pub(super) fn weight(&self) -> usize {
+        const ITSELF: usize = 8;
+        ITSELF + self.requests.len() + self.rooms.len() + self.transfers.weight()
     }
 
     pub(super) fn tracked(&self, serial: u64) -> Option<Tracked<'_>> {
@@ -147,12 +160,14 @@ impl Process {
             Body::Update { room, requested, before, after } => {
                 self.update(*room, *requested, *before, *after, applying)
             }
-            Body::Send { room, sender, pages, last } => {
+            Body::Send { sender, pages, last, .. } => {
                 if let Some(request) = self.request(*sender, applying) {
                     request.sent_chunks = request.sent_chunks.saturating_add(1);
                     request.sent_pages = request.sent_pages.saturating_add(u64::from(*pages));
                     request.sent_last |= last;
-                    self.room(*room).sent_chunks += 1;
+                    let room = request.room;
+                    let state = self.room(room);
+                    state.sent_chunks = state.sent_chunks.saturating_add(1);
                 }
             }
             Body::Clear { room, sender, removed } => self.clear(*room, *sender, *removed, applying),
@@ -170,7 +185,7 @@ impl Process {
                         request.peer_aborted = Some(at);
                     }
                 }
-                self.drop_idle_room(*room);
+                self.drop_idle_room(*room, applying);
             }
             Body::Chunk { room, step, counts } => self.chunk(*room, *step, *counts, applying),
             Body::Pass { queue_length, passes } => self.pass(*queue_length, *passes, at),
@@ -187,10 +202,6 @@ impl Process {
     }
 
     fn room(&mut self, room: Room) -> &mut RoomState {
-        if self.rooms.len() >= MAX_ROOMS && !self.rooms.contains_key(&room) {
-            self.rooms.retain(|_, state| !state.senders.is_empty());
-            self.needs_resync(ResyncReason::TooManyRooms);
-        }
         self.rooms.entry(room).or_default()
     }
 
@@ -235,7 +246,7 @@ impl Process {
         }
         let (serial, room) = (request.serial, request.room);
         // A serial that is opened again is a hook's fault; the books must balance all the same.
-        self.take_out(serial);
+        let former = self.take_out(serial);
         self.newest_serial = self.newest_serial.max(serial);
         let state = self.rooms.entry(room).or_default();
         if let Some(&other) = state.senders.iter().rfind(|other| **other != serial) {
@@ -248,9 +259,13 @@ impl Process {
             state.senders.push(serial);
         }
         if request.is_inflight() {
-            self.inflight += 1;
+            self.inflight = self.inflight.saturating_add(1);
         }
+        self.dead.forget(room);
         self.requests.insert(serial, Box::new(request));
+        if let Some(former) = former.filter(|former| former.room != room) {
+            self.drop_idle_room(former.room, applying);
+        }
     }
 
     fn take_out(&mut self, serial: u64) -> Option<Box<Request>> {
@@ -258,7 +273,9 @@ impl Process {
         if request.is_inflight() {
             self.inflight = self.inflight.saturating_sub(1);
         }
-        self.room(request.room).senders.retain(|other| *other != serial);
+        if let Some(room) = self.rooms.get_mut(&request.room) {
+            room.senders.retain(|other| *other != serial);
+        }
         Some(request)
     }
 
@@ -266,7 +283,7 @@ impl Process {
     fn forget(&mut self, serial: u64, left: Option<LeaveReason>, applying: &mut Applying<'_>) {
         let Some(mut request) = self.take_out(serial) else { return };
         request.ended = Some(Ended { at: applying.at, left });
-        self.drop_idle_room(request.room);
+        self.drop_idle_room(request.room, applying);
         applying.changes.push(Change {
             key: self.request_key(serial),
             at: applying.at,
@@ -276,11 +293,20 @@ impl Process {
         });
     }
 
-    fn drop_idle_room(&mut self, room: Room) {
-        let Some(state) = self.rooms.get(&room) else { return };
-        let idle = |counts: &ChunkCounts| counts.queued == 0 && counts.working == 0;
-        let abandoned = state.chunks.is_some_and(|counts| counts.abandoned);
-        if state.senders.is_empty() && state.chunks.as_ref().is_none_or(idle) && !abandoned {
+    /// A room without a live sender is kept while a chunk of it is counted or a handle of it may still be running: its next
+    /// sender is to be told. There is always a place for a room that has a sender.
+    fn drop_idle_room(&mut self, room: Room, applying: &mut Applying<'_>) {
+        let Some(state) = self.rooms.get(&room).filter(|state| state.senders.is_empty()) else { return };
+        let is_idle = |counts: ChunkCounts| counts.queued == 0 && counts.working == 0 && !counts.abandoned;
+        let gone = if state.chunks.is_none_or(is_idle) {
+            self.dead.forget(room);
+            Some(room)
+        } else {
+            let oldest = self.dead.keep(room);
+            applying.unused.rooms_dropped += u64::from(oldest.is_some());
+            oldest
+        };
+        if let Some(room) = gone {
             self.rooms.remove(&room);
             self.transfers.room_without_senders(room);
         }
@@ -311,7 +337,7 @@ impl Process {
                 request.update_dropped = None;
             }
         }
-        self.drop_idle_room(room);
+        self.drop_idle_room(room, applying);
     }
 
     fn clear(&mut self, room: Room, serial: u64, removed: bool, applying: &mut Applying<'_>) {
@@ -332,7 +358,7 @@ impl Process {
         if self.request(serial, applying).is_some_and(over) {
             self.forget(serial, None, applying);
         }
-        self.drop_idle_room(room);
+        self.drop_idle_room(room, applying);
     }
 
     fn enter(&mut self, serial: u64, rid: Option<&Rid>, applying: &mut Applying<'_>) {
@@ -341,7 +367,7 @@ impl Process {
         request.rid = rid.cloned().or(request.rid.take());
         if request.entered.is_none() {
             request.entered = Some(at);
-            self.inflight += 1;
+            self.inflight = self.inflight.saturating_add(1);
             self.changed(serial, Step::Entered, applying);
         }
     }
@@ -370,7 +396,7 @@ impl Process {
         }
     }
 
-    fn chunk(&mut self, room: Room, step: ChunkStep, counts: ChunkCounts, applying: &Applying<'_>) {
+    fn chunk(&mut self, room: Room, step: ChunkStep, counts: ChunkCounts, applying: &mut Applying<'_>) {
         let state = self.room(room);
         state.chunks = Some(counts);
         state.busy_until = Some(applying.at);
@@ -381,6 +407,10 @@ impl Process {
             }
             ChunkStep::Ended => self.transfers.working_on(applying.tid, None),
         }
-        self.drop_idle_room(room);
+        self.drop_idle_room(room, applying);
     }
 }
+
+#[cfg(test)]
+#[path = "process/room_tests.rs"]
+mod room_tests;

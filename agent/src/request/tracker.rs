@@ -8,12 +8,15 @@ use std::{
 };
 
 use super::{
-    Request, RequestKey, ResyncReason, RoomState, ServerState,
+    DeviceError, Request, RequestKey, ResyncReason, RoomState, ServerState,
     process::{Applying, Process},
     transfer::Observation,
     transfers::{Counted, Transfers},
 };
-use crate::event::{Event, FailureFlag, LeaveReason, Phase, ProcessKey, clock::Monotonic, native::Engine};
+use crate::{
+    event::{Event, FailureFlag, LeaveReason, Phase, ProcessKey, clock::Monotonic, native::Engine},
+    record::codec::recorded,
+};
 
 /// What an event changed for a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,6 +70,8 @@ pub struct Unused {
     pub unknown_sender: u64,
     /// Requests that were forgotten because there were too many.
     pub retired: u64,
+    /// Rooms without a sender that were forgotten because there were too many: a handle of theirs may still be running.
+    pub rooms_dropped: u64,
 }
 
 /// Everything that is known of the node's requests.
@@ -85,6 +90,9 @@ pub struct Limits {
     /// Transfers; those that are not under way go first, and when all are, no further one is kept.
     pub transfers: usize,
 }
+
+recorded!(struct Tracker { processes, limits } else { unused: Unused::default() });
+recorded!(struct Limits { requests, transfers });
 
 /// A request with everything that a diagnosis needs.
 #[derive(Clone, Copy, Debug)]
@@ -188,6 +196,13 @@ impl Tracker {
         }
     }
 
+    /// Takes over what a device that a process has open counted.
+    pub fn device_error(&mut self, key: ProcessKey, error: DeviceError) {
+        if let Some(process) = self.process_mut(key) {
+            process.device_error(error);
+        }
+    }
+
     /// Takes over what was read, at `at`, of a transfer in a server's memory.
     pub fn observed(&mut self, key: ProcessKey, seen: Observation, at: Monotonic) {
         if let Some(process) = self.process_mut(key) {
@@ -251,6 +266,11 @@ impl Tracker {
     /// Every live request, in the order of their keys.
     pub fn requests(&self) -> impl Iterator<Item = Tracked<'_>> {
         self.processes.values().flat_map(Process::all)
+    }
+
+    /// How much is kept, in things of some hundred bytes: what grows with what a file or a server says.
+    pub fn weight(&self) -> usize {
+        self.processes.values().map(Process::weight).sum()
     }
 
     /// Events that could not be used so far.

@@ -5,9 +5,12 @@ use std::collections::BTreeSet;
 use serde::Serialize;
 
 use super::correlate::Joined;
-use crate::event::{
-    clock::Monotonic,
-    native::{Engine, Handle, Operation, Size, TransferStatus},
+use crate::{
+    event::{
+        clock::Monotonic,
+        native::{Engine, Handle, Operation, Size, TransferStatus},
+    },
+    record::codec::recorded,
 };
 
 /// `NIXL_ERR_REPOST_ACTIVE`: the transfer goes on.
@@ -145,11 +148,23 @@ pub struct SubjectTransfers {
     pub failure: Option<(Monotonic, Engine, i32)>,
 }
 
+recorded!(struct Transfer {
+    handle, generation, operation, parts, size, joined, tid, since, state, moved,
+});
+recorded!(enum TransferState { 0 Made {}, 1 InFlight {}, 2 Ended(end) });
+recorded!(enum TransferEnd {
+    0 Done {}, 1 Failed { code }, 2 GivenUp {}, 3 NotSeen {}, 4 PostFailed { code }, 5 NeverPosted {},
+});
+recorded!(struct Looked { at, polls });
+recorded!(struct SubjectTransfers {
+    under_way, posted, done, failed, unproved, bytes, last_posted, last_ended, last_progress, looked, failure,
+});
+
 impl SubjectTransfers {
     /// A transfer is posted.
     pub(super) fn begin(&mut self, at: Monotonic, generation: u64, bytes: u64) {
         self.under_way.insert((at, generation));
-        self.posted += 1;
+        self.posted = self.posted.saturating_add(1);
         self.bytes = self.bytes.saturating_add(bytes);
         self.last_posted = Some(at);
     }
@@ -159,15 +174,15 @@ impl SubjectTransfers {
         self.under_way.remove(&(posted, generation));
         self.last_ended = Some(at);
         match end {
-            TransferEnd::Done => self.done += 1,
+            TransferEnd::Done => self.done = self.done.saturating_add(1),
             TransferEnd::Failed { code } | TransferEnd::PostFailed { code } => {
-                self.failed += 1;
+                self.failed = self.failed.saturating_add(1);
                 self.failure = Some((at, engine, code));
             }
             TransferEnd::GivenUp | TransferEnd::NotSeen | TransferEnd::NeverPosted => {}
         }
         if !end.is_proved_over() {
-            self.unproved += 1;
+            self.unproved = self.unproved.saturating_add(1);
         }
     }
 
@@ -177,10 +192,10 @@ impl SubjectTransfers {
         self.last_ended = Some(at);
         match end {
             TransferEnd::Failed { code } => {
-                self.failed += 1;
+                self.failed = self.failed.saturating_add(1);
                 self.failure = Some((at, engine, code));
             }
-            _ => self.done += 1,
+            _ => self.done = self.done.saturating_add(1),
         }
     }
 

@@ -3,7 +3,7 @@
 
 mod lifecycle;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 
 use super::{
     correlate::{NotJoined, TransferSubject},
@@ -13,10 +13,13 @@ use super::{
         end_of_status,
     },
 };
-use crate::event::{
-    Room,
-    clock::Monotonic,
-    native::{Engine, Handle, NIXL_REMOTE_DISCONNECT, NativeEvent, TransferStatus},
+use crate::{
+    event::{
+        Room,
+        clock::Monotonic,
+        native::{Engine, Handle, NIXL_REMOTE_DISCONNECT, NativeEvent, TransferStatus},
+    },
+    record::codec::recorded,
 };
 use lifecycle::Made;
 
@@ -27,7 +30,8 @@ pub struct Counted {
     pub ended: HashMap<(Engine, &'static str), (u64, u64)>,
     /// Transfers that could not be joined, by reason.
     pub not_joined: HashMap<NotJoined, u64>,
-    /// Transfers that were not kept, because there were too many.
+    /// Transfers that were not kept, because there were too many. Each is counted once, whether it is known by its making
+    /// or by its posting.
     pub not_kept: u64,
     /// Transfers whose bytes are extrapolated, or not known at all.
     pub size_not_known: u64,
@@ -59,6 +63,8 @@ pub struct Work {
 pub struct Transfers {
     /// What is large is boxed: a table of many entries is more than half empty once it has grown.
     live: HashMap<Handle, Box<Transfer>>,
+    /// Handles whose transfer could not be kept when it was made, and is counted.
+    refused: HashSet<Handle>,
     /// Handles that were not under way when they were put here: the first to go when there are too many.
     idle: VecDeque<(Handle, u64)>,
     /// Transfers that were given up and may go on, by generation: they have no handle any more.
@@ -74,12 +80,18 @@ pub struct Transfers {
     counted: Counted,
 }
 
+recorded!(struct Transfers {
+    live, idle, abandoned, flushes, flushed_handles, subjects, not_joined, workers, generation, limit,
+} else { counted: Counted::default(), refused: HashSet::new() });
+recorded!(struct Work { room, since });
+
 impl Transfers {
     /// Keeps at most `limit` transfers. What is over or was never posted goes first; when all are under way, no further
     /// one is kept, which is counted.
     pub fn new(limit: usize) -> Self {
         Self {
             live: HashMap::new(),
+            refused: HashSet::new(),
             idle: VecDeque::new(),
             abandoned: HashMap::new(),
             flushes: Flushes::default(),
@@ -91,6 +103,11 @@ impl Transfers {
             limit,
             counted: Counted::default(),
         }
+    }
+
+    /// Whether there ever was one.
+    pub fn has_seen_any(&self) -> bool {
+        self.generation > 0
     }
 
     /// What is known of a room's transfers.
@@ -117,6 +134,10 @@ impl Transfers {
     /// Every transfer whose handle lives.
     pub fn live(&self) -> impl Iterator<Item = &Transfer> {
         self.live.values().map(Box::as_ref)
+    }
+
+    pub(super) fn weight(&self) -> usize {
+        self.live.len() + self.abandoned.len() + self.subjects.len() + self.workers.len()
     }
 
     /// What was counted since it was taken last.
@@ -160,6 +181,11 @@ impl Transfers {
             Some(work) => self.workers.insert(tid, work),
             None => self.workers.remove(&tid),
         };
+    }
+
+    /// What workers are doing is not known any more.
+    pub(super) fn forget_workers(&mut self) {
+        self.workers.clear();
     }
 
     fn room_of_worker(&self, tid: u32) -> Option<Room> {
@@ -266,12 +292,11 @@ impl Transfers {
         self.live.get(&handle).filter(|transfer| transfer.generation == generation).map(|transfer| transfer.since)
     }
 
-    /// Takes over what was read of a transfer in the server's memory, unless the handle is another one's by now.
+    /// Takes over what was read of a transfer in the server's memory, unless it has ended, or the handle is another one's, by
+    /// now.
     pub fn observed(&mut self, seen: Observation, at: Monotonic, has_senders: impl Fn(Room) -> bool) {
-        let is_meant = |transfer: &&mut Box<Transfer>| {
-            transfer.generation == seen.generation && transfer.state == TransferState::InFlight
-        };
-        let live = self.live.get_mut(&seen.handle).filter(is_meant);
+        let is_it = |it: &&mut Box<Transfer>| it.generation == seen.generation && it.state == TransferState::InFlight;
+        let live = self.live.get_mut(&seen.handle).filter(is_it);
         // Mooncake keeps a batch that was given up; NIXL's handle may have been another transfer's when it was read.
         let given_up = self.abandoned.get_mut(&seen.generation).filter(|it| it.handle.engine == Engine::Mooncake);
         let Some(transfer) = live.or(given_up) else { return };

@@ -95,9 +95,17 @@ impl Alerts {
     /// Takes over an alert of an earlier set of rules, as it is.
     pub fn restore(&mut self, key: RequestKey, rule: RuleIndex, since: Monotonic, firing: bool) {
         let active = &mut self.requests.entry(key).or_default().active;
+        self.count -= active.len();
+        active.retain(|active| active.rule != rule);
         active.push(Active { rule, since, firing });
         active.sort_unstable_by_key(|active| active.rule);
-        self.count += 1;
+        self.count += active.len();
+    }
+
+    /// Forgets every alert without a word.
+    pub fn clear(&mut self) {
+        self.requests.clear();
+        self.count = 0;
     }
 
     /// Takes in which rules match `key` now, each with how long it must until it fires, in their order; no other one

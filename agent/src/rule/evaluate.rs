@@ -139,6 +139,12 @@ impl Evaluator {
         self.alerts.restore(key, rule, since, firing);
     }
 
+    /// Forgets every alert; the next tick begins after `reached`.
+    pub fn reset(&mut self, reached: Option<RequestKey>) {
+        self.alerts.clear();
+        self.reached = reached;
+    }
+
     /// Ends the alerts of a request that has ended.
     pub fn forget(&mut self, key: RequestKey, now: Monotonic) -> Vec<Transition> {
         self.alerts.forget(key, now)

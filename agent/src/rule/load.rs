@@ -8,6 +8,7 @@ use std::{
 };
 
 use serde::Deserialize;
+use sha2::{Digest as _, Sha256};
 
 use super::{Mode, Rule, RuleSet, Severity, condition::Condition};
 use crate::problem::{Problem, Problems, Shape, Text, duration, nearest, read_file};
@@ -141,7 +142,12 @@ pub fn load(sources: &[Source<'_>]) -> Result<RuleSet, Vec<Problem>> {
     if rules.len() > RuleSet::MAX {
         found.push(Problem::of_file("rules", format!("there are {} rules, more than {}", rules.len(), RuleSet::MAX)));
     }
-    if found.is_empty() { Ok(RuleSet::new(rules)) } else { Err(found) }
+    if found.is_empty() { Ok(RuleSet::new(rules, digest(sources))) } else { Err(found) }
+}
+
+fn digest(sources: &[Source<'_>]) -> String {
+    let digest = sources.iter().fold(Sha256::new(), |digest, source| digest.chain_update(source.text));
+    digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn load_file(

@@ -73,7 +73,8 @@ pub struct TransfersStatus {
     /// Whether each one is seen.
     #[serde(flatten)]
     pub watch: Watch,
-    /// What was seen of the last endpoint that was given up, and of the last work completion with an error.
+    /// What was seen of the last endpoint that was given up, of the last work completion with an error, and of the errors
+    /// that its devices counted last.
     pub errors: Vec<String>,
     /// The probes on the libraries of its transfer engine.
     pub probes: Vec<ProbeReport>,

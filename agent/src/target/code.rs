@@ -5,6 +5,8 @@
 use iced_x86::{Code, Decoder, DecoderOptions, Instruction, OpKind, Register};
 use object::Architecture;
 
+/// The architecture that this agent, and every process that it can see, runs on.
+pub const HOST: Architecture = if cfg!(target_arch = "aarch64") { Architecture::Aarch64 } else { Architecture::X86_64 };
 /// Bytes at the start of a function that [`entry_point`] wants: the longest instruction has 15, `endbr64` has 4.
 pub const ENTRY_BYTES: usize = 32;
 /// Instructions before the probe that are skipped at most.

@@ -6,7 +6,7 @@
 
 use std::{
     collections::HashMap,
-    fs, io,
+    fmt, fs, io,
     path::PathBuf,
     time::{Duration, Instant},
 };
@@ -77,6 +77,17 @@ pub enum Coverage {
     OutOfTime,
     /// As many functions were found as are kept.
     Enough,
+}
+
+impl fmt::Display for Coverage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Whole => "all that is present",
+            Self::OutOfBytes => "not all: it is more than is searched",
+            Self::OutOfTime => "not all: it took too long",
+            Self::Enough => "not all: enough was found",
+        })
+    }
 }
 
 /// What a search found.

@@ -4,6 +4,7 @@ use std::{
     collections::HashMap,
     fmt,
     io::{BufRead as _, BufReader, Write as _},
+    os::unix::fs::FileExt as _,
     path::{Path, PathBuf},
     process::{Child, ChildStdin, Command, Stdio},
     sync::{
@@ -165,6 +166,11 @@ impl Release {
         self.files().into_iter().find(|path| path.file_name().is_some_and(|it| it == name)).unwrap()
     }
 
+    /// The files of that name in the wheel.
+    pub fn files_named(&self, name: &str) -> Vec<PathBuf> {
+        self.files().into_iter().filter(|path| path.file_name().is_some_and(|it| it == name)).collect()
+    }
+
     /// Every file of the wheel.
     pub fn files(&self) -> Vec<PathBuf> {
         let (mut found, mut pending) = (Vec::new(), vec![self.folder.clone()]);
@@ -182,6 +188,35 @@ impl Release {
         let new = file.with_extension("new");
         std::fs::write(&new, content).unwrap();
         std::fs::rename(new, file).unwrap();
+    }
+}
+
+/// Renaming functions in a copy, as a later release might.
+impl Release {
+    /// Gives a function another name in a library, or in those that call it. The linker's hash of the name stays: of two
+    /// characters the first counts 33 times as much as the second.
+    pub fn rename_function(&self, file: &Path, name: &[u8]) {
+        let mut other = name.to_vec();
+        let place = name.windows(2).position(|pair| pair[0].is_ascii_lowercase() && pair[1] >= b'b').unwrap();
+        other[place] += 1;
+        other[place + 1] -= 33;
+        let mut content = std::fs::read(file).unwrap();
+        let places: Vec<usize> =
+            content.windows(name.len()).enumerate().filter(|(_, it)| *it == name).map(|(place, _)| place).collect();
+        assert!(!places.is_empty(), "{}", file.display());
+        for place in places {
+            content[place..place + name.len()].copy_from_slice(&other);
+        }
+        self.replace(file, &content);
+    }
+
+    /// Gives `nixlAgent::releaseXferReq`, which is required, another name in NIXL and in what calls it.
+    pub fn rename_release_of_nixl(&self) {
+        let is_binding =
+            |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("_bindings."));
+        for path in self.files_named("libnixl.so").into_iter().chain(self.files().into_iter().filter(is_binding)) {
+            self.rename_function(&path, b"14releaseXferReqEP12nixlXferReqH");
+        }
     }
 }
 
@@ -253,6 +288,17 @@ impl Peer {
     /// Its process.
     pub fn key(&self) -> ProcessKey {
         discover::process_key(self.process.id()).unwrap()
+    }
+
+    /// Makes `/proc/PID/cmdline` say that it is a scheduler of SGLang: the title is written where its arguments are, as
+    /// `setproctitle` does.
+    pub fn pose_as_scheduler(&self) {
+        let stat = procfs::process::Process::new(self.process.id().try_into().unwrap()).unwrap().stat().unwrap();
+        let (start, end) = (stat.arg_start.unwrap(), stat.arg_end.unwrap());
+        let mut title = b"sglang::scheduler_TP0".to_vec();
+        title.resize((end - start) as usize, 0);
+        let memory = std::fs::OpenOptions::new().write(true).open(format!("/proc/{}/mem", self.process.id())).unwrap();
+        memory.write_all_at(&title, start).unwrap();
     }
 
     /// Gives a command and waits for the answer, which must not be an exception.

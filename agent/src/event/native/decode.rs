@@ -5,7 +5,7 @@ use std::time::Duration;
 use dislodge_ebpf::wire::{Kind, NIXL_LOCAL_LIST, Native, STATUS_NOT_READ, batch, flag};
 
 use super::{
-    super::decode::DecodeError, Engine, ErrorPoint, Flush, Handle, NativeEvent, Notification, Operation, Size,
+    super::decode::DecodeError, Engine, ErrorPoint, Flush, Handle, NativeEvent, Notification, Operation, Peer, Size,
     TransferStatus,
 };
 
@@ -51,7 +51,7 @@ pub(in crate::event) fn native_event(
         },
         Kind::NixlNotificationArrived => match serialised(detail) {
             Some((peer, bytes, complete)) => NativeEvent::NotificationArrived {
-                peer,
+                peer: peer.map(Peer),
                 notification: Notification { bytes: bytes.to_vec(), cut: !complete },
             },
             None => NativeEvent::NotificationArrived { peer: None, notification: notification(flags, detail) },

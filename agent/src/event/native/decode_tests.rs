@@ -69,7 +69,10 @@ fn an_arrived_notification_is_taken_out_of_what_ucx_delivered_byte_for_byte() {
     for message in [&b"1000_kv_0_1_0"[..], b"", b"|msg\0\xff|", &[0; 300]] {
         let event = decoded(Kind::NixlNotificationArrived, 0, native(0, 1, 0), &as_sent(b"prefill", message));
         let expected = Notification { bytes: message.to_vec(), cut: false };
-        assert_eq!(event, NativeEvent::NotificationArrived { peer: Some("prefill".into()), notification: expected });
+        assert_eq!(
+            event,
+            NativeEvent::NotificationArrived { peer: Some(Peer("prefill".into())), notification: expected }
+        );
     }
 }
 

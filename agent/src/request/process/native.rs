@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::{
     super::{
-        EndpointFailure, Watch,
+        DeviceError, EndpointFailure, Watch,
         transfer::Observation,
         transfers::{Counted, Transfers},
     },
@@ -64,6 +64,13 @@ impl Process {
     /// How often the status of each handle was asked for in a look.
     pub(in crate::request) fn looked(&mut self, polls: &HashMap<u64, u64>, began: Monotonic, at: Monotonic) {
         self.transfers.looked(polls, began, at);
+    }
+
+    /// A device that it has open counted an error.
+    pub(in crate::request) fn device_error(&mut self, error: DeviceError) {
+        let errors = &mut self.state.native.device_errors;
+        errors.retain(|other| other.kind != error.kind);
+        errors.push(error);
     }
 
     /// A request leaves the inflight queue: the server gives its pages to others.

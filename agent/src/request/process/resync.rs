@@ -6,7 +6,10 @@ use super::{
     super::{Aborted, Request, ResyncReason, Sync, tracker::Step},
     Applying, Process,
 };
-use crate::event::{Entry, Room, clock::Monotonic};
+use crate::{
+    event::{Entry, Room, clock::Monotonic},
+    record::codec::recorded,
+};
 
 /// `pass` marks with a wrong queue length, one after the other, before the tracker doubts itself: a mark of the same
 /// thread may still be on its way into the ring when the first is read.
@@ -20,6 +23,8 @@ pub(super) struct Resync {
     entries: HashSet<u64>,
     pub(super) alive: HashSet<u64>,
 }
+
+recorded!(struct Resync { epoch, entries, alive });
 
 impl Process {
     pub(in crate::request) fn needs_resync(&mut self, reason: ResyncReason) {
@@ -45,13 +50,13 @@ impl Process {
 
     pub(super) fn pass(&mut self, queue_length: u32, passes: u32, at: Monotonic) {
         self.state.paused = false;
-        self.state.passes += u64::from(passes);
+        self.state.passes = self.state.passes.saturating_add(passes.into());
         self.state.queue_length = Some((queue_length, at));
         if queue_length == self.inflight || self.state.sync != Sync::Complete {
             self.passes_in_doubt = 0;
             return;
         }
-        self.passes_in_doubt += 1;
+        self.passes_in_doubt = self.passes_in_doubt.saturating_add(1);
         if self.passes_in_doubt >= PASSES_IN_DOUBT {
             self.passes_in_doubt = 0;
             self.needs_resync(ResyncReason::QueueLengthDiffers);
@@ -60,7 +65,14 @@ impl Process {
 
     pub(super) fn begin_resync(&mut self, epoch: u64) {
         let has_begun = self.resync.as_ref().is_some_and(|resync| resync.epoch == epoch);
-        if !has_begun && matches!(self.state.sync, Sync::Asked { epoch: asked, .. } if asked == epoch) {
+        if let Sync::Asked { epoch: asked, reason, .. } = self.state.sync
+            && asked == epoch
+            && !has_begun
+        {
+            if reason.is_loss() {
+                // That a worker was done with its chunk may be among what was lost.
+                self.transfers.forget_workers();
+            }
             self.resync = Some(Resync { epoch, entries: HashSet::new(), alive: HashSet::new() });
         }
     }
@@ -77,8 +89,10 @@ impl Process {
         state.sent_chunks = state.sent_chunks.max(entry.sent_chunks.into());
         state.known_absent |= entry.dropped.is_some() || entry.cleared_by.is_some();
         let is_new = known.is_none();
+        let former_room = known.as_ref().map(|known| known.room);
         let before = known.map_or_else(|| Request::opened(serial, room, entry.backend, applying.at), |known| *known);
         let request = Request {
+            room,
             rid: entry.rid.or(before.rid),
             created: entry.created.unwrap_or(before.created),
             phase: entry.phase,
@@ -98,6 +112,9 @@ impl Process {
             ..before
         };
         self.insert(request, applying);
+        if let Some(former) = former_room.filter(|former| *former != room) {
+            self.drop_idle_room(former, applying);
+        }
         if is_new {
             self.changed(serial, Step::Resynchronised, applying);
         }

@@ -14,7 +14,7 @@ use crate::event::{
 };
 
 /// Rooms and requests of which something is kept.
-const MAX_SUBJECTS: usize = 262_144;
+pub(super) const MAX_SUBJECTS: usize = 262_144;
 
 /// What is known of a transfer when it is made.
 pub(super) struct Made {
@@ -37,6 +37,10 @@ impl Transfers {
         self.end(handle, TransferEnd::NotSeen, at, has_senders);
         self.released(handle);
         if !self.make_room() {
+            // One that cannot be remembered is counted when it is posted.
+            if self.refused.len() < self.limit && self.refused.insert(handle) {
+                self.counted.not_kept += 1;
+            }
             return false;
         }
         let joined = join(notification, self.room_of_worker(tid));
@@ -47,7 +51,7 @@ impl Transfers {
 
     /// Keeps a transfer that is not posted yet, under the next generation.
     fn keep(&mut self, handle: Handle, made: Made, joined: Joined, at: Monotonic, tid: u32) {
-        self.generation += 1;
+        self.generation = self.generation.saturating_add(1);
         let Made { operation, parts, size } = made;
         let (generation, state) = (self.generation, TransferState::Made);
         let transfer = Transfer { handle, generation, operation, parts, size, joined, tid, since: at, state, moved: 0 };
@@ -64,7 +68,9 @@ impl Transfers {
     ) -> bool {
         let working_on = self.room_of_worker(tid);
         if !self.live.contains_key(&handle) {
+            let is_counted = self.refused.remove(&handle);
             if !self.make_room() {
+                self.counted.not_kept += u64::from(!is_counted);
                 return false;
             }
             let joined = working_on.map_or(Joined::Not(NotJoined::NotSeen), Joined::ByThread);
@@ -76,7 +82,7 @@ impl Transfers {
             TransferState::Made => {}
             // Posted again it is another transfer: what was read of the former in memory is not this one's.
             TransferState::Ended(_) => {
-                self.generation += 1;
+                self.generation = self.generation.saturating_add(1);
                 transfer.generation = self.generation;
                 transfer.moved = 0;
             }
@@ -93,19 +99,21 @@ impl Transfers {
         if let (Joined::Not(NotJoined::NoNotification), Some(room)) = (&transfer.joined, working_on) {
             transfer.joined = Joined::ByThread(room);
         }
-        if let Joined::Not(why) = transfer.joined {
-            *self.counted.not_joined.entry(why).or_default() += 1;
-        }
-        if transfer.size.is_none_or(|size| size.estimated) {
-            self.counted.size_not_known += 1;
-        }
-        let (subject, generation) = (transfer.joined.subject(), transfer.generation);
-        let bytes = transfer.size.map_or(0, |size| size.bytes);
-        let kept = subject.as_ref().is_none_or(|subject| self.keeps(subject));
-        if !kept {
+        let (joined, size, generation) = (transfer.joined.clone(), transfer.size, transfer.generation);
+        let subject = joined.subject();
+        if !subject.as_ref().is_none_or(|subject| self.keeps(subject)) {
+            // Kept without its room it would end in a room that has not seen it begin.
+            self.live.remove(&handle);
             self.counted.not_kept += 1;
             return false;
         }
+        if let Joined::Not(why) = joined {
+            *self.counted.not_joined.entry(why).or_default() += 1;
+        }
+        if size.is_none_or(|size| size.estimated) {
+            self.counted.size_not_known += 1;
+        }
+        let bytes = size.map_or(0, |size| size.bytes);
         subject_mut(&mut self.subjects, &mut self.not_joined, subject).begin(at, generation, bytes);
         true
     }
@@ -121,10 +129,7 @@ impl Transfers {
     /// Makes room for one more handle: those that were put aside first and are still not under way go.
     fn make_room(&mut self) -> bool {
         while self.live.len() >= self.limit {
-            let Some((handle, generation)) = self.idle.pop_front() else {
-                self.counted.not_kept += 1;
-                return false;
-            };
+            let Some((handle, generation)) = self.idle.pop_front() else { return false };
             let is_idle = |transfer: &Box<Transfer>| {
                 transfer.generation == generation && transfer.state != TransferState::InFlight
             };
@@ -202,6 +207,7 @@ impl Transfers {
 
     /// A handle is released. A transfer that was given up may go on: its flushes, or its batch's memory, will tell.
     pub(super) fn released(&mut self, handle: Handle) {
+        self.refused.remove(&handle);
         let Some(transfer) = self.live.remove(&handle) else { return };
         let goes_on = match transfer.state {
             TransferState::Ended(TransferEnd::GivenUp | TransferEnd::NotSeen) => {

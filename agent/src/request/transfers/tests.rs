@@ -184,6 +184,76 @@ fn without_room_what_is_not_under_way_goes_first_and_when_all_is_the_new_one_is_
 }
 
 #[test]
+fn a_reading_of_a_transfer_that_has_ended_meanwhile_leaves_nothing_behind() {
+    let handle = nixl(1);
+    let mut transfers = after(&[made(handle), posting(handle), polled(handle, TransferStatus::Done)]);
+    let status = TransferStatus::InProgress;
+    transfers.observed(Observation { handle, generation: 1, status, moved: Some(1) }, at(9), |_| false);
+    assert_eq!(transfers.subjects.len(), 0);
+}
+
+#[test]
+fn a_transfer_that_is_not_kept_is_counted_once() {
+    let full = || {
+        let mut transfers = Transfers::new(2);
+        assert!(apply(&mut transfers, 1, &[posting(nixl(1)), posting(nixl(2))]));
+        transfers
+    };
+    let not_kept = |events: &[NativeEvent]| {
+        let mut transfers = full();
+        assert!(!apply(&mut transfers, 3, events));
+        (transfers.counted.not_kept, transfers.counted.not_joined.values().sum::<u64>(), under_way(&transfers))
+    };
+    let of = nixl(9);
+    let released = || releasing(of, TransferStatus::InProgress);
+    assert_eq!(not_kept(&[made(of)]), (1, 2, 2));
+    assert_eq!(not_kept(&[posting(of)]), (1, 2, 2));
+    assert_eq!(not_kept(&[made(of), posting(of), polled(of, TransferStatus::Done), released()]), (1, 2, 2));
+    assert_eq!(not_kept(&[made(of), released(), made(of), posting(of)]), (2, 2, 2), "the handle was another one's");
+    assert_eq!(not_kept(&[made(of), posting(of), posting(of)]), (2, 2, 2), "posted again it is another transfer");
+    assert_eq!(not_kept(&[made(of), made(nixl(8)), posting(of), posting(nixl(8))]), (2, 2, 2));
+    let mut later = full();
+    apply(&mut later, 3, &[made(of), polled(nixl(1), TransferStatus::Done), posting(of)]);
+    assert_eq!((later.counted.not_kept, under_way(&later)), (1, 2), "there is room when it is posted");
+    assert!(later.refused.is_empty());
+}
+
+#[test]
+fn handles_that_are_refused_and_never_come_back_cost_bounded_memory_and_are_counted_once() {
+    let mut transfers = Transfers::new(2);
+    apply(&mut transfers, 1, &[posting(nixl(1)), posting(nixl(2))]);
+    for number in 10..20 {
+        apply(&mut transfers, number, &[made(nixl(number))]);
+    }
+    assert!(transfers.refused.len() <= 2, "{:?}", transfers.refused);
+    for number in 10..20 {
+        apply(&mut transfers, number, &[posting(nixl(number))]);
+    }
+    assert_eq!(transfers.counted.not_kept, 10);
+}
+
+#[test]
+fn a_transfer_whose_room_cannot_be_kept_is_not_kept_either() {
+    let mut transfers = Transfers::new(usize::MAX);
+    let of_room = |number: u64| {
+        let (handle, notification) = (nixl(number), notified(number));
+        NativeEvent::Made { handle, operation: None, parts: 1, size: None, notification }
+    };
+    for number in 0..super::lifecycle::MAX_SUBJECTS as u64 {
+        assert!(apply(&mut transfers, number, &[of_room(number), posting(nixl(number))]));
+    }
+    let size_not_known = transfers.counted.size_not_known;
+    let one_more = u64::MAX;
+    let kept = apply(&mut transfers, 1, &[of_room(one_more), posting(nixl(one_more))]);
+    apply(&mut transfers, 2, &[polled(nixl(one_more), TransferStatus::Done)]);
+    assert!(!kept && transfers.of_room(Room::Number(one_more)).is_none());
+    assert_eq!((transfers.counted.not_kept, transfers.counted.size_not_known), (1, size_not_known));
+    apply(&mut transfers, 3, &[polled(nixl(0), TransferStatus::Done), of_room(one_more), posting(nixl(one_more))]);
+    assert_eq!(transfers.counted.not_kept, 1, "what is over makes room");
+    assert!(transfers.of_room(Room::Number(one_more)).is_some());
+}
+
+#[test]
 fn leaked_handles_leave_nothing_behind_but_the_last_of_them() {
     let mut transfers = Transfers::new(10);
     for number in 0..10_000 {
