@@ -376,10 +376,9 @@ impl Process {
         match reason {
             LeaveReason::Success | LeaveReason::Failed => {
                 // What is under way on a room that others share may be theirs.
-                let alone =
-                    |request: &&Box<Request>| self.rooms.get(&request.room).is_some_and(|it| it.senders.len() < 2);
+                let alone = |request: &&Request| self.rooms.get(&request.room).is_some_and(|it| it.senders.len() < 2);
                 // A server that polled Success had asked each handle; what is left is that its end was not seen here yet.
-                let failed = self.requests.get(&serial).filter(|_| reason == LeaveReason::Failed);
+                let failed = self.requests.get(&serial).map(Box::as_ref).filter(|_| reason == LeaveReason::Failed);
                 if let Some(room) = failed.filter(alone).map(|request| request.room) {
                     self.pages_released(room);
                 }

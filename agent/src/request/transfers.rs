@@ -315,8 +315,8 @@ impl Transfers {
     }
 
     fn follow_flushes(&mut self, handle: Handle, lists: [u64; 2]) {
-        let followed = |transfer: &&Box<Transfer>| handle.engine == Engine::Nixl && transfer.parts > 0;
-        if let Some(transfer) = self.live.get(&handle).filter(followed) {
+        let followed = |transfer: &&Transfer| handle.engine == Engine::Nixl && transfer.parts > 0;
+        if let Some(transfer) = self.live.get(&handle).map(Box::as_ref).filter(followed) {
             self.flushes.posting(transfer.generation, transfer.parts, lists);
             self.flushed_handles.insert(transfer.generation, handle);
         }

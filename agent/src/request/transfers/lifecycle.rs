@@ -130,10 +130,9 @@ impl Transfers {
     fn make_room(&mut self) -> bool {
         while self.live.len() >= self.limit {
             let Some((handle, generation)) = self.idle.pop_front() else { return false };
-            let is_idle = |transfer: &Box<Transfer>| {
-                transfer.generation == generation && transfer.state != TransferState::InFlight
-            };
-            if self.live.get(&handle).is_some_and(is_idle) {
+            let is_idle =
+                |transfer: &Transfer| transfer.generation == generation && transfer.state != TransferState::InFlight;
+            if self.live.get(&handle).map(Box::as_ref).is_some_and(is_idle) {
                 self.live.remove(&handle);
             }
         }
@@ -191,8 +190,8 @@ impl Transfers {
         let Some(subject) = subject else { return };
         let is_asked_for = matches!(&subject, TransferSubject::Room(room) if has_senders(*room));
         // A failure is kept for a while: somebody will ask what it was.
-        let is_done = |known: &Box<SubjectTransfers>| known.is_over() && known.failure.is_none();
-        if !is_asked_for && self.subjects.get(&subject).is_some_and(is_done) {
+        let is_done = |known: &SubjectTransfers| known.is_over() && known.failure.is_none();
+        if !is_asked_for && self.subjects.get(&subject).map(Box::as_ref).is_some_and(is_done) {
             self.subjects.remove(&subject);
         }
     }
