@@ -101,9 +101,12 @@ impl Verdict {
     pub fn refreshed(&self, subject: &Subject<'_>) -> Option<Self> {
         let request = subject.tracked.request;
         let (known, now): (Conclusion, Conclusion) = (self.diagnosis.conclusion(), subject.conclusion);
-        let differs = (known, self.phase, &self.rid) != (now, request.phase, &request.rid);
+        let differs = (known, self.phase, &self.rid, self.room, self.waiting_since)
+            != (now, request.phase, &request.rid, request.room, request.waiting_since());
         differs.then(|| Self {
             rid: request.rid.clone(),
+            room: request.room,
+            backend: request.backend,
             phase: request.phase,
             waiting_since: request.waiting_since(),
             cause: now.cause,

@@ -10,7 +10,7 @@ use serde::Serialize;
 use super::RuleIndex;
 use crate::{
     diagnose::Conclusion,
-    event::{Phase, clock::Monotonic},
+    event::{Phase, Room, clock::Monotonic},
     request::RequestKey,
 };
 
@@ -73,6 +73,10 @@ pub struct Look {
     pub conclusion: Conclusion,
     /// What it polled last.
     pub phase: Option<Phase>,
+    /// Its room: another one where a serial was opened again.
+    pub room: Room,
+    /// Since when it waits.
+    pub waiting_since: Monotonic,
     /// Whether its id is known: it is never another one later.
     pub has_rid: bool,
 }

@@ -90,7 +90,13 @@ impl Evaluator {
             let subject = Subject::of(tracked, now);
             self.evaluate(tracked.key, &subject, &mut tick.transitions);
             let request = tracked.request;
-            let look = Look { conclusion: subject.conclusion, phase: request.phase, has_rid: request.rid.is_some() };
+            let look = Look {
+                conclusion: subject.conclusion,
+                phase: request.phase,
+                room: request.room,
+                waiting_since: request.waiting_since(),
+                has_rid: request.rid.is_some(),
+            };
             if self.alerts.looks(tracked.key, look) {
                 tick.changed.push(tracked.key);
             }
