@@ -10,9 +10,13 @@ use std::{
 
 use criterion::{Criterion, Throughput, criterion_group};
 use dislodge::{
-    core::{Core, EVALUATION_BUDGET, Effects, Input, Pace},
+    core::{EVALUATION_BUDGET, Effects, Input, Pace},
     diagnose::{Cause, diagnose},
     event::{ProcessKey, clock::Monotonic, decode::decode},
+    record::{
+        flight::Flight,
+        recorder::{Recorder, Span},
+    },
     request::{RequestKey, tracker::Limits},
     rule::{
         RuleSet,
@@ -62,16 +66,16 @@ fn healthy(sender: u64, at: u64) -> Vec<Vec<u8>> {
     ]
 }
 
-fn core() -> Core {
+fn flight(span: Option<Span>) -> Flight {
     let rules = load::defaults().expect("the default rules load");
-    core_of(rules)
+    flight_of(rules, span)
 }
 
-fn core_of(rules: RuleSet) -> Core {
-    let mut core = Core::new(rules, LIMITS);
+fn flight_of(rules: RuleSet, span: Option<Span>) -> Flight {
+    let mut flight = Flight::new(rules, LIMITS, "node", span, Monotonic(0));
     let attach = Input::Attach { process: PROCESS, identity: Box::default(), clock_offset: 0 };
-    core.apply(attach, &mut Effects::default());
-    core
+    flight.apply(attach, &mut Effects::default());
+    flight
 }
 
 fn events(criterion: &mut Criterion) {
@@ -82,24 +86,30 @@ fn events(criterion: &mut Criterion) {
         (0..steps).flat_map(|step| stories.iter().map(move |story| story[step].as_slice())).collect();
     let mut group = criterion.benchmark_group("events");
     group.throughput(Throughput::Elements(stream.len() as u64)).measurement_time(Duration::from_secs(5));
-    group.bench_function("decode, apply, diagnose", |bencher| {
-        let mut core = core();
-        let mut effects = Effects::default();
-        bencher.iter(|| {
-            for bytes in &stream {
-                let event = decode(bytes).expect("it is an event");
-                let at = event.at;
-                core.apply(Input::Event(event), &mut effects);
-                for change in effects.changes.drain(..) {
-                    if change.ended.is_none()
-                        && let Some(tracked) = core.tracker().get(change.key)
-                    {
-                        black_box(diagnose(&tracked, at));
+    for (name, span) in [("", None), (", record", Some(Span { time: Duration::from_secs(300), bytes: 64 << 20 }))] {
+        group.bench_function(format!("decode, apply, diagnose{name}"), |bencher| {
+            let mut core = flight(span);
+            let mut effects = Effects::default();
+            let mut now = 0;
+            bencher.iter(|| {
+                for bytes in &stream {
+                    let event = decode(bytes).expect("it is an event");
+                    let at = event.at;
+                    core.apply(Input::Event(event), &mut effects);
+                    for change in effects.changes.drain(..) {
+                        if change.ended.is_none()
+                            && let Some(tracked) = core.tracker().get(change.key)
+                        {
+                            black_box(diagnose(&tracked, at));
+                        }
                     }
                 }
-            }
+                // Nothing is left to evaluate; blocks end with a tick.
+                now += 20_000_000;
+                core.apply(Input::Tick { now: Monotonic(now), pace: Pace::As(None) }, &mut effects);
+            });
         });
-    });
+    }
     group.finish();
 }
 
@@ -122,10 +132,10 @@ fn rules() -> RuleSet {
 }
 
 /// A hundred thousand requests that are being transferred since second 1, under 25 rules.
-fn busy() -> Core {
+fn busy() -> Flight {
     let rules = rules();
     assert_eq!(rules.len(), 25);
-    let mut core = core_of(rules);
+    let mut core = flight_of(rules, None);
     let mut effects = Effects::default();
     for sender in 1..=LIVE {
         // All but the last four steps: in the queue, being transferred.
@@ -143,7 +153,7 @@ fn tick() {
     for (name, age) in [("young", 1), ("older than every threshold", 7_000)] {
         let mut core = busy();
         let now = |number: u64| Monotonic(1_000_000_000 * (age + 1) + number * 200_000_000);
-        let tick = |core: &mut Core, number| {
+        let tick = |core: &mut Flight, number| {
             let mut effects = Effects::default();
             core.apply(Input::Tick { now: now(number), pace: Pace::Within(EVALUATION_BUDGET) }, &mut effects);
             effects.verdicts.len()
@@ -177,7 +187,34 @@ fn milliseconds(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
 }
 
-criterion_group!(benches, events);
+/// What a block's beginning costs.
+fn snapshot(criterion: &mut Criterion) {
+    let mut effects = Effects::default();
+    let mut group = criterion.benchmark_group("snapshot");
+    group.sample_size(10);
+    for requests in [1_000, 100_000] {
+        let mut core = flight(None);
+        for sender in 1..=requests {
+            for bytes in &healthy(sender, 1_000_000_000)[..8] {
+                core.apply(Input::Event(decode(bytes).expect("it is an event")), &mut effects);
+            }
+            effects.changes.clear();
+        }
+        group.bench_function(format!("{requests} requests"), |bencher| {
+            bencher.iter(|| {
+                let mut recorder = Recorder::new(Span { time: Duration::from_secs(300), bytes: 1 << 30 });
+                recorder.turn(&core, Monotonic(2_000_000_000));
+                black_box(recorder.bytes())
+            });
+        });
+        let mut recorder = Recorder::new(Span { time: Duration::from_secs(300), bytes: 1 << 30 });
+        recorder.turn(&core, Monotonic(2_000_000_000));
+        println!("a snapshot of {requests} requests has {} bytes", recorder.bytes());
+    }
+    group.finish();
+}
+
+criterion_group!(benches, events, snapshot);
 
 fn main() {
     tick();

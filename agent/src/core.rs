@@ -113,11 +113,11 @@ impl Core {
     /// Evaluates the rules and returns every alert that changed.
     fn tick(&mut self, now: Monotonic, stopwatch: &Stopwatch) -> Vec<Arc<Verdict>> {
         let tracker = &self.tracker;
-        let mut transitions = self.evaluator.end_others(tracker.keys(), now);
-        let requests = tracker.requests_after(self.evaluator.reached());
+        let mut transitions = self.evaluator.end_others(tracker.judged_keys(now), now);
+        let requests = tracker.judged_after(self.evaluator.reached(), now);
         let tick = self.evaluator.tick(requests, now, stopwatch.budget(), || stopwatch.elapsed());
         transitions.extend(tick.transitions);
-        let subject = |key: RequestKey| Some(Subject::of(tracker.get(key)?, now));
+        let subject = |key: RequestKey| Some(Subject::of(tracker.judge(key, now)?, now));
         let mut verdicts = Vec::new();
         for transition in transitions {
             let place = (transition.key, transition.rule);
@@ -165,10 +165,13 @@ impl Core {
         self.active.values()
     }
 
-    /// Requests for which an alert fires, by cause.
+    /// Requests for which an alert fires, by cause. One that has ended is not stuck.
     pub fn stuck_by_cause(&self) -> HashMap<Cause, usize> {
-        let stuck: BTreeMap<RequestKey, Cause> =
-            self.firing().map(|verdict| (verdict.request, verdict.cause)).collect();
+        let stuck: BTreeMap<RequestKey, Cause> = self
+            .firing()
+            .map(|verdict| (verdict.request, verdict.cause))
+            .filter(|(_, cause)| !cause.is_past())
+            .collect();
         let mut counts = HashMap::new();
         for cause in stuck.into_values() {
             *counts.entry(cause).or_default() += 1;

@@ -76,10 +76,16 @@ pub fn diagnose(tracked: &Tracked<'_>, now: Monotonic) -> Diagnosis {
 pub fn conclude(tracked: &Tracked<'_>, now: Monotonic) -> Conclusion {
     let cause = cause::cause(tracked, now);
     let synchronised = tracked.server.sync == Sync::Complete;
+    let released = tracked.request.ended.and_then(|ended| ended.unsafe_release);
     let seen = synchronised && (!cause.rests_on_transfers() || quiescence::is_watched(tracked));
     Conclusion {
         cause,
         quiescence: quiescence::quiescence(tracked),
-        confidence: if seen { Confidence::High } else { Confidence::Low },
+        confidence: if released.map_or(seen, |released| released.certain) { Confidence::High } else { Confidence::Low },
     }
 }
+
+#[cfg(test)]
+mod cause_world;
+#[cfg(test)]
+mod release_tests;

@@ -9,11 +9,12 @@ mod engines;
 mod looks;
 pub mod notice;
 mod publish;
+mod reload;
 mod remediate;
 mod servers;
 mod transfers;
 
-use std::{collections::HashMap, path::PathBuf, pin::pin, sync::Arc, time::Duration};
+use std::{collections::HashMap, pin::pin, sync::Arc, time::Duration};
 
 use tokio::{
     sync::{mpsc, oneshot},
@@ -22,16 +23,14 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    check,
     config::Config,
-    core::{EVALUATION_BUDGET, Effects, Input, Pace, Rules},
+    core::{EVALUATION_BUDGET, Effects, Input, Pace},
     event::{
         ProcessKey, Rid,
         clock::{Monotonic, WallClock},
     },
     kernel::{Kernel, canary::ReturnProbes, ring::Ring},
-    metrics::{Metrics, OutcomeLabel, reason},
-    problem::Problem,
+    metrics::{Metrics, reason},
     record::{
         flight::Flight,
         folder::{Folder, FolderError},
@@ -362,31 +361,6 @@ impl Pipeline {
         }
     }
 
-    fn reload(&mut self) {
-        let outcome = match read_rules(self.config.rules.clone()) {
-            Ok(rules) => {
-                tracing::info!(rules = rules.len(), "rules reloaded");
-                self.apply(Input::Rules { rules: Rules::Here(Box::new(rules)), at: Monotonic::now() });
-                "loaded"
-            }
-            Err(problems) => {
-                for problem in problems {
-                    tracing::error!("{problem}");
-                }
-                tracing::error!(
-                    "the old rules stay: mend the new ones (`dislodge check` names every problem) and reload"
-                );
-                "refused"
-            }
-        };
-        if let Some(audit) = &mut self.audit
-            && let Err(error) = audit.reopen()
-        {
-            tracing::error!(%error, "the audit log goes on in the old file");
-        }
-        self.metrics.reloads.get_or_create(&OutcomeLabel { outcome }).inc();
-    }
-
     async fn shut_down(mut self) {
         let attached: Vec<ProcessKey> = self.kernel.attached().collect();
         for key in attached {
@@ -396,10 +370,6 @@ impl Pipeline {
             sink.shutdown().await;
         }
     }
-}
-
-fn read_rules(folder: Option<PathBuf>) -> Result<RuleSet, Vec<Problem>> {
-    check::read_rules(folder.as_deref())
 }
 
 /// Waits for the end of a look; for ever where there is none.

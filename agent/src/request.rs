@@ -79,7 +79,8 @@ recorded!(struct Request {
     update_dropped, peer_aborted, shared_with, cleared_by, cleared_at, remedied, ended,
 });
 recorded!(struct Aborted { at, passes });
-recorded!(struct Ended { at, left });
+recorded!(struct Ended { at, left, unsafe_release });
+recorded!(struct UnsafeRelease { transfers, oldest, certain });
 
 /// An `abort()` that was seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,6 +98,20 @@ pub struct Ended {
     pub at: Monotonic,
     /// Why it left the inflight queue; nothing when it ended without having been there.
     pub left: Option<LeaveReason>,
+    /// What was under way when it gave its pages back, where that may harm others.
+    pub unsafe_release: Option<UnsafeRelease>,
+}
+
+/// Pages that were given back while a transfer still read them: who gets them next may have its bytes sent in their place,
+/// or sees its own overwritten on the decode side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UnsafeRelease {
+    /// Transfers of the room that were under way.
+    pub transfers: usize,
+    /// When the oldest of them was posted.
+    pub oldest: Monotonic,
+    /// Whether everything that could have ended them was seen.
+    pub certain: bool,
 }
 
 impl Request {

@@ -26,7 +26,7 @@ use dislodge::{
     verdict::Verdict,
 };
 use inputs::{Step, inputs as inputs_of, steps};
-use proptest::prelude::*;
+use proptest::{prelude::*, strategy::ValueTree as _, test_runner::TestRunner};
 
 const LIMITS: Limits = Limits { requests: 4, transfers: 3 };
 const LONG: Span = Span { time: Duration::from_secs(86_400), bytes: 64 << 20 };
@@ -95,6 +95,23 @@ fn mended(file: &[u8]) -> Vec<u8> {
     }
     mended.extend_from_slice(rest);
     mended
+}
+
+/// What the properties below are about does happen in their streams.
+#[test]
+fn streams_make_alerts_of_every_state_and_recordings_that_lost_their_beginning_in_the_middle_of_one() {
+    let mut runner = TestRunner::deterministic();
+    let (mut states, mut begun_late) = (HashMap::new(), 0);
+    for _ in 0..200 {
+        let steps = steps().new_tree(&mut runner).unwrap().current();
+        let (told, flight) = live(inputs_of(&steps), Span { time: Duration::from_secs(30), ..LONG });
+        told.iter().for_each(|verdict| *states.entry(verdict.state.name()).or_insert(0) += 1);
+        let (again, summary) = replay(&file(&flight)).unwrap();
+        let goes_on = again.iter().any(|verdict| summary.span.is_some_and(|(first, _)| verdict.since < first));
+        begun_late += u32::from(summary.dropped.inputs > 0 && goes_on);
+    }
+    assert!(states.len() == 3 && states.values().all(|count| *count > 40), "{states:?}");
+    assert!(begun_late > 5, "{begun_late}");
 }
 
 proptest! {

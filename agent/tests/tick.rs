@@ -129,12 +129,16 @@ fn each_request_is_reached_in_turn_when_the_budget_is_too_short() {
     }
     let mut seen = Vec::new();
     for _ in 0..10 {
-        let requests = tracker.requests_after(evaluator.reached());
+        let requests = tracker.judged_after(evaluator.reached(), Monotonic(2));
         let tick = evaluator.tick(requests, Monotonic(2), Duration::ZERO, || Duration::ZERO);
         assert_eq!(tick.evaluated, 64);
         seen.extend(tick.transitions.iter().map(|transition| transition.key));
     }
-    assert_eq!(seen, tracker.keys().collect::<Vec<_>>(), "ten times 64 reach 600, in order; none is told of twice");
+    assert_eq!(
+        seen,
+        tracker.judged_keys(Monotonic(2)).collect::<Vec<_>>(),
+        "ten times 64 reach 600, in order; none is told of twice"
+    );
 }
 
 // The twin
@@ -250,7 +254,7 @@ impl Twin {
     fn tick(&mut self, tracker: &Tracker, now: Monotonic) -> Vec<(RequestKey, RuleIndex, AlertState)> {
         let root = root();
         let mut matched = BTreeMap::new();
-        for tracked in tracker.requests() {
+        for tracked in tracker.judged(now) {
             let subject = Subject { tracked, conclusion: diagnose(&tracked, now).conclusion(), now };
             for (index, rule) in self.rules.iter() {
                 if rule.condition.matches(&Scope::of(&root, &subject)).unwrap_or(false) {
@@ -289,8 +293,9 @@ fn told(mut transitions: Vec<Transition>) -> Vec<(RequestKey, RuleIndex, AlertSt
 
 /// What people are shown of each request.
 fn looks(tracker: &Tracker, now: Monotonic) -> BTreeMap<RequestKey, String> {
-    let look = |key| tracker.get(key).map(|it| format!("{:?} {:?}", diagnose(&it, now).conclusion(), it.request.phase));
-    tracker.keys().filter_map(|key| Some((key, look(key)?))).collect()
+    let look =
+        |key| tracker.judge(key, now).map(|it| format!("{:?} {:?}", diagnose(&it, now).conclusion(), it.request.phase));
+    tracker.judged_keys(now).filter_map(|key| Some((key, look(key)?))).collect()
 }
 
 proptest! {
@@ -315,7 +320,7 @@ proptest! {
                     tracker.apply(&Event { pid, tid: 1, at: now, sequence: 1, detail_lost: false, body }, &mut Vec::new());
                 }
                 Step::Resync(server) => {
-                    let known: Vec<_> = tracker.keys().filter(|key| key.process == SERVERS[server]).collect();
+                    let known: Vec<_> = tracker.judged_keys(now).filter(|key| key.process == SERVERS[server]).collect();
                     tracker.asked(SERVERS[server], 5, ResyncReason::Attached, now);
                     let pid = SERVERS[server].pid;
                     for body in [Body::StateBegin { epoch: 5 }, Body::StateEnd { epoch: 5, entries: 0 }] {
@@ -324,9 +329,9 @@ proptest! {
                     prop_assert!(known.iter().all(|key| tracker.get(*key).is_none()));
                 }
                 Step::Tick => {
-                    let mut transitions = evaluator.end_others(tracker.keys(), now);
+                    let mut transitions = evaluator.end_others(tracker.judged_keys(now), now);
                     let reached = evaluator.reached();
-                    let tick = evaluator.tick(tracker.requests_after(reached), now, Duration::MAX, || Duration::ZERO);
+                    let tick = evaluator.tick(tracker.judged_after(reached, now), now, Duration::MAX, || Duration::ZERO);
                     transitions.extend(tick.transitions);
                     prop_assert_eq!(told(transitions), twin.tick(&tracker, now));
                     let looks = looks(&tracker, now);

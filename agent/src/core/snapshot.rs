@@ -13,7 +13,7 @@ use minicbor::{
 
 use super::Core;
 use crate::{
-    event::{ProcessKey, clock::Monotonic},
+    event::{Backend, ProcessKey, Room, clock::Monotonic},
     record::codec::{Fields, Names, recorded},
     request::{RequestKey, tracker::Tracker},
     rule::{
@@ -38,12 +38,15 @@ pub struct Snapshot {
 struct ActiveAlert {
     key: RequestKey,
     rule: String,
+    /// As it was told: a hook that gives a serial twice may have made it another one's.
+    room: Room,
+    backend: Backend,
     since: Monotonic,
     at: Monotonic,
     firing: bool,
 }
 
-recorded!(struct ActiveAlert { key, rule, since, at, firing });
+recorded!(struct ActiveAlert { key, rule, room, backend, since, at, firing });
 
 /// Writes what `core` knows at `at`, as an [`Input::Snapshot`](super::Input::Snapshot).
 ///
@@ -63,6 +66,8 @@ pub(crate) fn write<W: Write, C: Names>(
         .map(|((key, _), verdict)| ActiveAlert {
             key: *key,
             rule: verdict.rule.to_string(),
+            room: verdict.room,
+            backend: verdict.backend,
             since: verdict.since,
             at: verdict.at,
             firing: verdict.state == AlertState::Firing,
@@ -119,14 +124,15 @@ impl Core {
         self.identities = identities;
         self.active.clear();
         self.evaluator.reset(reached);
-        for ActiveAlert { key, rule: name, since, at: changed, firing } in alerts {
+        for ActiveAlert { key, rule: name, room, backend, since, at: changed, firing } in alerts {
             let found = self.evaluator.rules().iter().find(|(_, rule)| *rule.name == *name);
             let (Some((index, rule)), Some(tracked)) = (found, self.tracker.get(key)) else { continue };
             let state = if firing { AlertState::Firing } else { AlertState::Pending };
             let transition = Transition { key, rule: index, state, since, at: changed };
             let subject = Subject::of(tracked, at);
             let identity = self.identities.get(&key.process).cloned().unwrap_or_default();
-            self.active.insert((key, index), Arc::new(Verdict::new(&transition, rule, &subject, identity)));
+            let verdict = Verdict { room, backend, ..Verdict::new(&transition, rule, &subject, identity) };
+            self.active.insert((key, index), Arc::new(verdict));
             self.evaluator.restore(key, index, since, firing);
         }
     }

@@ -46,13 +46,16 @@ pub enum Cause {
     CapacityStall,
     /// Every transfer is done, and `poll()` does not say so.
     CompletionLost,
+    /// It has left the queue as failed, and given its pages to others, while a transfer of it was under way. Not a reason to
+    /// wait: what happened.
+    UnsafeRelease,
     /// No sign that the sources at hand could show.
     Unknown,
 }
 
 impl Cause {
     /// Every cause that can be diagnosed.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::RoomCollision,
         Self::UpdateDropped,
         Self::AbortIgnored,
@@ -65,12 +68,18 @@ impl Cause {
         Self::WorkerBlocked,
         Self::CapacityStall,
         Self::CompletionLost,
+        Self::UnsafeRelease,
         Self::Unknown,
     ];
 
     /// Its place in [`Cause::ALL`].
     pub fn index(self) -> usize {
         self as usize
+    }
+
+    /// Whether the request has ended with it.
+    pub fn is_past(self) -> bool {
+        self == Self::UnsafeRelease
     }
 
     /// Whether it is read from the engine's calls: without all of them another cause may hold.
@@ -96,6 +105,7 @@ impl Cause {
             Self::WorkerBlocked => "WorkerBlocked",
             Self::CapacityStall => "CapacityStall",
             Self::CompletionLost => "CompletionLost",
+            Self::UnsafeRelease => "UnsafeRelease",
             Self::Unknown => "Unknown",
         }
     }
@@ -125,6 +135,9 @@ const UCS_ERR_CONNECTION_RESET: i8 = -25;
 /// Why a request waits. The server's own words first: they say what to do; then what its transfers show.
 pub fn cause(tracked: &Tracked<'_>, now: Monotonic) -> Cause {
     let Tracked { request, room, server, .. } = *tracked;
+    if request.ended.is_some_and(|ended| ended.unsafe_release.is_some()) {
+        return Cause::UnsafeRelease;
+    }
     if request.phase.is_some_and(Phase::is_terminal) {
         return Cause::Unknown;
     }

@@ -83,6 +83,7 @@ pub enum Fact {
     NobodyAsksForStatus,
     SourcesDisagree { hook_counts: u32, transfers: usize },
     TransfersNotAllSeen,
+    PagesReleased { transfers: usize },
 }
 
 impl Fact {
@@ -140,6 +141,10 @@ impl fmt::Display for Fact {
             Self::StatusAskedFor { polls } => {
                 write!(f, "looked at: the server asked the engine {polls} times, and the transfer is still in progress")
             }
+            Self::PagesReleased { transfers } => write!(
+                f,
+                "left the inflight queue as failed, its pages given to others, with {transfers} transfers of its room under way"
+            ),
             Self::TransfersNotAllSeen => {
                 f.write_str("not every call into the transfer engine was seen since the request was made")
             }
@@ -196,6 +201,11 @@ pub(super) fn evidence(tracked: &Tracked<'_>, now: Monotonic) -> Vec<Evidence> {
 fn of_transfers(tracked: &Tracked<'_>, now: Monotonic, evidence: &mut Vec<Evidence>) {
     let Tracked { request, room, server, transfers, .. } = *tracked;
     let mut seen = |source, at, fact| evidence.push(Evidence { source, at, fact });
+    if let Some(ended) = request.ended
+        && let Some(released) = ended.unsafe_release
+    {
+        seen(Source::Transfers, ended.at, Fact::PagesReleased { transfers: released.transfers });
+    }
     if let Some(known) = transfers.of_room(request.room) {
         if let Some((count, oldest)) = known.under_way() {
             seen(Source::Transfers, oldest, Fact::TransfersUnderWay { count });

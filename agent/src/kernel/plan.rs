@@ -9,7 +9,7 @@ use crate::target::{
     code::{ENTRY_BYTES, HOST, Prologue, entry_point, status_offset},
     library::{LibraryRole, MappedLibrary},
     symbol::{SymbolError, SymbolTable},
-    verbs::PollCq,
+    verbs::{self, Limits, PollCq},
 };
 
 /// Longest code of a function that is decoded, in bytes.
@@ -134,6 +134,30 @@ impl Surveyed {
             prologue: entry.prologue,
         };
         Ok(Self { library, planned: vec![Planned::At(site)] })
+    }
+
+    /// Where the verbs providers of a process poll their completion queues: its memory is searched, for two seconds at most.
+    ///
+    /// # Errors
+    ///
+    /// In words: no device is open, or the process or the provider's file cannot be read.
+    pub fn providers(pid: u32, libraries: &[MappedLibrary]) -> Result<Vec<Self>, String> {
+        let search = verbs::find_poll_cq(pid, libraries, Limits::default()).map_err(|error| error.to_string())?;
+        let provider = |found: &PollCq| libraries.iter().find(|library| library.file == found.file).cloned();
+        let places: Vec<Self> = search
+            .found
+            .iter()
+            .filter_map(|found| Some(Self::polls_at(provider(found)?, found)))
+            .collect::<io::Result<_>>()
+            .map_err(|error| format!("the provider's file cannot be read: {error}"))?;
+        if places.is_empty() {
+            return Err(format!(
+                "no device is open: no verbs context in {} MiB ({})",
+                search.bytes >> 20,
+                search.coverage
+            ));
+        }
+        Ok(places)
     }
 
     /// Whether its completions are seen without the provider's `poll_cq`, which it calls.

@@ -2,7 +2,6 @@
 
 use std::{
     collections::{BTreeSet, HashMap},
-    io,
     sync::Arc,
     time::Duration,
 };
@@ -26,9 +25,8 @@ use crate::{
     target::{
         device,
         handle::EngineMemory,
-        library::{self, LibraryRole, MappedLibrary},
+        library::{self, LibraryRole},
         mapping::FileId,
-        verbs::{self, Limits, PollCq},
     },
 };
 
@@ -247,7 +245,7 @@ fn survey(key: ProcessKey, known: &[FileId], search: bool) -> Survey {
         tracing::debug!(pid = key.pid, %error, "cannot look for transfer engines");
         library::Libraries::default()
     });
-    let poll_cq = search.then(|| find_poll_cq(key.pid, &found.mapped));
+    let poll_cq = search.then(|| Surveyed::providers(key.pid, &found.mapped));
     let new = found.mapped.into_iter().filter(|library| !known.contains(&library.file));
     Survey {
         key,
@@ -256,21 +254,6 @@ fn survey(key: ProcessKey, known: &[FileId], search: bool) -> Survey {
         poll_cq,
         devices: device::of_process(key.pid),
     }
-}
-
-fn find_poll_cq(pid: u32, libraries: &[MappedLibrary]) -> PollCqFound {
-    let search = verbs::find_poll_cq(pid, libraries, Limits::default()).map_err(|error| error.to_string())?;
-    let provider = |found: &PollCq| libraries.iter().find(|library| library.file == found.file).cloned();
-    let places: Vec<Surveyed> = search
-        .found
-        .iter()
-        .filter_map(|found| Some(Surveyed::polls_at(provider(found)?, found)))
-        .collect::<io::Result<_>>()
-        .map_err(|error| format!("the provider's file cannot be read: {error}"))?;
-    if places.is_empty() {
-        return Err(format!("no device is open: no verbs context in {} MiB ({})", search.bytes >> 20, search.coverage));
-    }
-    Ok(places)
 }
 
 fn poll_cq_refused(why: String) -> ProbeReport {

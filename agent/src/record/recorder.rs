@@ -207,3 +207,7 @@ impl encode::Write for Bounded {
         Ok(())
     }
 }
+
+#[cfg(test)]
+#[path = "recorder_tests.rs"]
+mod tests;

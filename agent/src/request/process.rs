@@ -2,10 +2,12 @@
 
 mod dead;
 mod native;
+mod released;
 mod resync;
 
 use std::{
     collections::{BTreeMap, HashMap},
+    iter,
     ops::Bound,
 };
 
@@ -15,6 +17,7 @@ use super::{
     transfers::{Transfers, Work},
 };
 use dead::DeadRooms;
+use released::Released;
 use resync::Resync;
 
 use crate::{
@@ -24,6 +27,11 @@ use crate::{
     record::codec::recorded,
 };
 
+/// Serials from one bound to the other.
+pub(super) type Serials = (Bound<u64>, Bound<u64>);
+
+pub(super) const ALL_SERIALS: Serials = (Bound::Unbounded, Bound::Unbounded);
+
 #[derive(Debug)]
 pub(super) struct Process {
     key: ProcessKey,
@@ -32,6 +40,7 @@ pub(super) struct Process {
     /// By serial, the oldest first: what is walked in order gives the same verdicts in a replay. Boxed, since a tree's
     /// nodes are half empty.
     requests: BTreeMap<u64, Box<Request>>,
+    released: Released,
     /// Those that have a sender, and those that are kept without one. Boxed, since a table of many entries is more than
     /// half empty once it has grown.
     rooms: HashMap<Room, Box<RoomState>>,
@@ -45,6 +54,7 @@ pub(super) struct Process {
 
 recorded!(struct Process {
     key, clock_offset, state, requests, rooms, dead, transfers, inflight, newest_serial, passes_in_doubt, resync,
+    released,
 });
 
 /// What applying an event needs beside the process.
@@ -63,6 +73,7 @@ impl Process {
             clock_offset,
             state: ServerState::new(Sync::Needed(ResyncReason::Attached)),
             requests: BTreeMap::new(),
+            released: Released::default(),
             rooms: HashMap::new(),
             dead: DeadRooms::default(),
             transfers: Transfers::new(max_transfers),
@@ -83,7 +94,7 @@ impl Process {
 
     pub(super) fn weight(&self) -> usize {
         const ITSELF: usize = 8;
-        ITSELF + self.requests.len() + self.rooms.len() + self.transfers.weight()
+        ITSELF + self.requests.len() + self.released.len() + self.rooms.len() + self.transfers.weight()
     }
 
     pub(super) fn tracked(&self, serial: u64) -> Option<Tracked<'_>> {
@@ -91,16 +102,33 @@ impl Process {
     }
 
     pub(super) fn all(&self) -> impl Iterator<Item = Tracked<'_>> {
-        self.within(Bound::Unbounded, Bound::Unbounded)
+        self.requests.values().filter_map(|request| self.with_room(request))
     }
 
-    pub(super) fn keys(&self) -> impl Iterator<Item = RequestKey> {
-        self.requests.keys().map(|serial| self.request_key(*serial))
+    /// The requests that [`Process::judged`] shows.
+    pub(super) fn judged_keys(&self, now: Monotonic) -> impl Iterator<Item = RequestKey> {
+        self.to_judge(now, ALL_SERIALS).map(|request| self.request_key(request.serial))
     }
 
-    /// Its requests whose serials are within these bounds, in order.
-    pub(super) fn within(&self, first: Bound<u64>, last: Bound<u64>) -> impl Iterator<Item = Tracked<'_>> {
-        self.requests.range((first, last)).filter_map(|(_, request)| self.with_room(request))
+    /// Every live request, and those that ended in a way that rules are to see, whose serials are within these bounds, in
+    /// order.
+    pub(super) fn judged(&self, now: Monotonic, serials: Serials) -> impl Iterator<Item = Tracked<'_>> {
+        self.to_judge(now, serials).filter_map(|request| {
+            let room = self.rooms.get(&request.room).map(Box::as_ref);
+            let room = room.or(request.ended.is_some().then(|| self.released.no_room()))?;
+            let key = self.request_key(request.serial);
+            Some(Tracked { key, request, room, server: &self.state, transfers: &self.transfers })
+        })
+    }
+
+    fn to_judge(&self, now: Monotonic, serials: Serials) -> impl Iterator<Item = &Request> {
+        let mut live = self.requests.range(serials).map(|(_, request)| request.as_ref()).peekable();
+        let mut released = self.released.shown(now, serials).peekable();
+        iter::from_fn(move || match (live.peek(), released.peek()) {
+            (Some(first), Some(other)) if other.serial < first.serial => released.next(),
+            (Some(_), _) => live.next(),
+            (None, _) => released.next(),
+        })
     }
 
     fn with_room<'a>(&'a self, request: &'a Request) -> Option<Tracked<'a>> {
@@ -262,6 +290,7 @@ impl Process {
             self.inflight = self.inflight.saturating_add(1);
         }
         self.dead.forget(room);
+        self.released.forget(serial);
         self.requests.insert(serial, Box::new(request));
         if let Some(former) = former.filter(|former| former.room != room) {
             self.drop_idle_room(former.room, applying);
@@ -281,8 +310,13 @@ impl Process {
 
     /// Takes a request out and reports it as ended.
     fn forget(&mut self, serial: u64, left: Option<LeaveReason>, applying: &mut Applying<'_>) {
+        let unsafe_release = left.and_then(|left| self.unsafe_release(serial, left));
         let Some(mut request) = self.take_out(serial) else { return };
-        request.ended = Some(Ended { at: applying.at, left });
+        request.ended = Some(Ended { at: applying.at, left, unsafe_release });
+        if unsafe_release.is_some() {
+            self.transfers.count_unsafe_release();
+            self.released.keep(request.as_ref().clone());
+        }
         self.drop_idle_room(request.room, applying);
         applying.changes.push(Change {
             key: self.request_key(serial),
@@ -374,16 +408,7 @@ impl Process {
 
     fn leave(&mut self, serial: u64, reason: LeaveReason, applying: &mut Applying<'_>) {
         match reason {
-            LeaveReason::Success | LeaveReason::Failed => {
-                // What is under way on a room that others share may be theirs.
-                let alone = |request: &&Request| self.rooms.get(&request.room).is_some_and(|it| it.senders.len() < 2);
-                // A server that polled Success had asked each handle; what is left is that its end was not seen here yet.
-                let failed = self.requests.get(&serial).map(Box::as_ref).filter(|_| reason == LeaveReason::Failed);
-                if let Some(room) = failed.filter(alone).map(|request| request.room) {
-                    self.pages_released(room);
-                }
-                self.forget(serial, Some(reason), applying);
-            }
+            LeaveReason::Success | LeaveReason::Failed => self.forget(serial, Some(reason), applying),
             // The sender may live on: a request that is put back into a waiting queue keeps it.
             LeaveReason::Removed => {
                 let Some(request) = self.request(serial, applying) else { return };

@@ -9,7 +9,7 @@ use std::{
 
 use super::{
     DeviceError, Request, RequestKey, ResyncReason, RoomState, ServerState,
-    process::{Applying, Process},
+    process::{ALL_SERIALS, Applying, Process},
     transfer::Observation,
     transfers::{Counted, Transfers},
 };
@@ -179,7 +179,7 @@ impl Tracker {
         }
     }
 
-    /// Forgets failures of rooms without senders that are older than `before`.
+    /// Forgets failures of rooms without senders, and unsafe releases, that are older than `before`.
     pub fn prune(&mut self, before: Monotonic) {
         self.processes.values_mut().for_each(|process| process.prune(before));
     }
@@ -237,20 +237,27 @@ impl Tracker {
         self.processes.values().map(|process| (process.key(), process.state()))
     }
 
-    /// The keys of every live request, in order.
-    pub fn keys(&self) -> impl Iterator<Item = RequestKey> {
-        self.processes.values().flat_map(Process::keys)
+    /// One request of those that are [judged](Tracker::judged).
+    pub fn judge(&self, key: RequestKey, now: Monotonic) -> Option<Tracked<'_>> {
+        let process = self.processes.get(&key.process.pid).filter(|process| process.key() == key.process)?;
+        process.judged(now, (Bound::Included(key.serial), Bound::Included(key.serial))).next()
     }
 
-    /// Every live request in the order of their keys, from the one after `reached` on, round to that one.
-    pub fn requests_after(&self, reached: Option<RequestKey>) -> impl Iterator<Item = Tracked<'_>> {
+    /// The keys of the requests that are [judged](Tracker::judged), in order.
+    pub fn judged_keys(&self, now: Monotonic) -> impl Iterator<Item = RequestKey> {
+        self.processes.values().flat_map(move |process| process.judged_keys(now))
+    }
+
+    /// The requests that are [judged](Tracker::judged), in the order of their keys, from the one after `reached` on, round
+    /// to that one.
+    pub fn judged_after(&self, reached: Option<RequestKey>, now: Monotonic) -> impl Iterator<Item = Tracked<'_>> {
         let after = self.processes.values().flat_map(move |process| {
             let first = match reached.map(|reached| (process.key().cmp(&reached.process), reached.serial)) {
                 Some((Ordering::Less, _)) => Bound::Excluded(u64::MAX),
                 Some((Ordering::Equal, serial)) => Bound::Excluded(serial),
                 Some((Ordering::Greater, _)) | None => Bound::Unbounded,
             };
-            process.within(first, Bound::Unbounded)
+            process.judged(now, (first, Bound::Unbounded))
         });
         let others = self.processes.values().flat_map(move |process| {
             let last = match reached.map(|reached| (process.key().cmp(&reached.process), reached.serial)) {
@@ -258,7 +265,7 @@ impl Tracker {
                 Some((Ordering::Equal, serial)) => Bound::Included(serial),
                 Some((Ordering::Greater, _)) | None => Bound::Excluded(0),
             };
-            process.within(Bound::Unbounded, last)
+            process.judged(now, (Bound::Unbounded, last))
         });
         after.chain(others)
     }
@@ -271,6 +278,12 @@ impl Tracker {
     /// How much is kept, in things of some hundred bytes: what grows with what a file or a server says.
     pub fn weight(&self) -> usize {
         self.processes.values().map(Process::weight).sum()
+    }
+
+    /// Every live request, and for a minute each one that gave its pages back while a transfer of it was under way: what
+    /// rules are about.
+    pub fn judged(&self, now: Monotonic) -> impl Iterator<Item = Tracked<'_>> {
+        self.processes.values().flat_map(move |process| process.judged(now, ALL_SERIALS))
     }
 
     /// Events that could not be used so far.

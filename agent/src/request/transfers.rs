@@ -162,7 +162,10 @@ impl Transfers {
 
     /// Takes over what a look that ended at `at` saw: how often the status of each handle was asked for.
     pub fn looked(&mut self, polls: &HashMap<u64, u64>, began: Monotonic, at: Monotonic) {
-        let watched = self.live.values().filter(|it| it.state == TransferState::InFlight && it.since <= began);
+        let is_watched = |it: &&Transfer| it.state == TransferState::InFlight && it.since <= began;
+        let mut watched: Vec<&Transfer> = self.live.values().map(Box::as_ref).filter(is_watched).collect();
+        // Of several of a room, what is said of the oldest counts.
+        watched.sort_unstable_by_key(|transfer| std::cmp::Reverse(transfer.generation));
         for transfer in watched {
             let polls = polls.get(&transfer.handle.number).copied().unwrap_or(0);
             let subject = transfer.joined.subject();

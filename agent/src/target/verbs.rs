@@ -4,6 +4,8 @@
 //! it the one in the file's tables: mlx5 replaces it at run time). So the process's memory is searched for a
 //! `struct ibv_context`, whose layout is public ABI and the same from rdma-core v28 to v64.
 
+mod context;
+
 use std::{
     collections::HashMap,
     fmt, fs, io,
@@ -11,23 +13,14 @@ use std::{
     time::{Duration, Instant},
 };
 
+pub use context::{Candidate, ProviderCode, candidates};
+
 use super::{
     library::{LibraryRole, MappedLibrary},
     mapping::{self, FileId, Mapping, MappingError},
     memory::Memory,
 };
 
-/// `struct ibv_context` of rdma-core's `libibverbs/verbs.h`, in bytes: `ops` begins at 8.
-mod context {
-    pub(super) const POLL_CQ: usize = 96;
-    pub(super) const POST_SEND: usize = 208;
-    pub(super) const POST_RECV: usize = 216;
-    pub(super) const CMD_FD: usize = 264;
-    /// Up to and including `async_fd`.
-    pub(super) const SIZE: usize = 272;
-}
-
-const WORD: usize = size_of::<u64>();
 /// Bytes that are read at once.
 const CHUNK: usize = 1 << 20;
 /// Different functions that are kept: one per provider, two where a provider has two.
@@ -115,79 +108,36 @@ pub enum SearchError {
     Memory(io::Error),
 }
 
-/// A place in memory that looks like a verbs context.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Candidate {
-    /// Where it begins in the bytes.
-    pub offset: usize,
-    /// Which provider its functions belong to: an index into the providers' code.
-    pub provider: usize,
-    /// `ops.poll_cq`.
-    pub poll_cq: u64,
-    /// The descriptor of its device, as the process numbers it.
-    pub cmd_fd: i32,
-}
-
-/// What looks like a verbs context in a piece of memory: `poll_cq`, `post_send` and `post_recv` lie in the code of one
-/// provider. `code` has the address ranges of each provider's code; only words that are aligned to 8 bytes are looked at.
-pub fn candidates<'a>(bytes: &'a [u8], code: &'a [Vec<(u64, u64)>]) -> impl Iterator<Item = Candidate> + use<'a> {
-    let ranges = || code.iter().flatten();
-    let lowest = ranges().map(|range| range.0).min().unwrap_or(u64::MAX);
-    let highest = ranges().map(|range| range.1).max().unwrap_or(0);
-    let last = (bytes.len() + 1).saturating_sub(context::SIZE);
-    let words = bytes.get(context::POLL_CQ..).unwrap_or_default().chunks_exact(WORD);
-    words.zip((0..last).step_by(WORD)).filter_map(move |(word, offset)| {
-        let poll_cq = u64::from_le_bytes(word.try_into().ok()?);
-        if poll_cq < lowest || poll_cq >= highest {
-            return None;
-        }
-        let at = |field: usize| {
-            let bytes = bytes.get(offset + field..)?.first_chunk()?;
-            Some(u64::from_le_bytes(*bytes))
-        };
-        let (post_send, post_recv) = (at(context::POST_SEND)?, at(context::POST_RECV)?);
-        let provider = code.iter().position(|ranges| {
-            [poll_cq, post_send, post_recv]
-                .iter()
-                .all(|address| ranges.iter().any(|(start, end)| (start..end).contains(&address)))
-        })?;
-        // The lower half of a little-endian word.
-        let cmd_fd = at(context::CMD_FD)? as i32;
-        Some(Candidate { offset, provider, poll_cq, cmd_fd })
-    })
-}
-
 /// Finds what polls completion queues in a process with these libraries.
 ///
 /// Memory that is not present is left alone: to read it would fault it in, in a server that must not notice.
 pub fn find_poll_cq(pid: u32, libraries: &[MappedLibrary], limits: Limits) -> Result<Search, SearchError> {
-    let deadline = Instant::now() + limits.time;
     let providers: Vec<&MappedLibrary> =
         libraries.iter().filter(|library| library.role == LibraryRole::VerbsProvider).collect();
     if providers.is_empty() {
         return Err(SearchError::NoProvider);
     }
+    let code: Vec<Vec<(u64, u64)>> =
+        providers.iter().map(|provider| provider.code.iter().map(|part| (part.start, part.end)).collect()).collect();
+    let places = where_contexts_lie(mapping::read(pid)?);
     let mut searcher = Searcher {
-        code: providers
-            .iter()
-            .map(|provider| provider.code.iter().map(|part| (part.start, part.end)).collect())
-            .collect(),
+        code: ProviderCode::new(&code),
         providers,
         memory: Memory::open(pid, CHUNK + context::SIZE).map_err(SearchError::Memory)?,
         devices: Devices { pid, known: HashMap::new() },
         limits,
-        deadline,
+        deadline: Instant::now() + limits.time,
         found: Vec::new(),
         bytes: 0,
     };
-    let coverage = where_contexts_lie(mapping::read(pid)?).iter().find_map(|mapping| searcher.search(mapping));
+    let coverage = places.iter().find_map(|mapping| searcher.search(mapping));
     Ok(Search { found: searcher.found, coverage: coverage.unwrap_or(Coverage::Whole), bytes: searcher.bytes })
 }
 
 /// A search under way.
 struct Searcher<'a> {
     providers: Vec<&'a MappedLibrary>,
-    code: Vec<Vec<(u64, u64)>>,
+    code: ProviderCode,
     memory: Memory,
     devices: Devices,
     limits: Limits,
@@ -281,58 +231,6 @@ impl Devices {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    const CODE: (u64, u64) = (0x7f00_0000_1000, 0x7f00_0000_9000);
-
-    fn context(poll_cq: u64, post_send: u64, post_recv: u64, cmd_fd: i32) -> Vec<u8> {
-        let mut bytes = vec![0; context::SIZE];
-        for (field, value) in
-            [(context::POLL_CQ, poll_cq), (context::POST_SEND, post_send), (context::POST_RECV, post_recv)]
-        {
-            bytes[field..field + WORD].copy_from_slice(&value.to_le_bytes());
-        }
-        bytes[context::CMD_FD..context::CMD_FD + 4].copy_from_slice(&cmd_fd.to_le_bytes());
-        bytes[context::CMD_FD + 4..].copy_from_slice(&9_i32.to_le_bytes());
-        bytes
-    }
-
-    fn found(bytes: &[u8]) -> Vec<Candidate> {
-        candidates(bytes, &[vec![CODE]]).collect()
-    }
-
-    fn valid() -> Vec<u8> {
-        context(CODE.0, CODE.0 + 0x10, CODE.1 - 1, 7)
-    }
-
-    #[test]
-    fn a_context_is_found_wherever_it_is_aligned() {
-        let expected = Candidate { offset: 24, provider: 0, poll_cq: CODE.0, cmd_fd: 7 };
-        assert_eq!(found(&[vec![0xff; 24], valid()].concat()), [expected]);
-        assert_eq!(found(&[vec![0xff; 24], valid(), vec![0xff; 13]].concat()), [expected]);
-        assert_eq!(found(&[vec![0xff; 4], valid()].concat()), []);
-    }
-
-    #[test]
-    fn a_context_that_is_cut_off_is_none() {
-        let bytes = valid();
-        for length in 0..bytes.len() {
-            assert_eq!(found(&bytes[..length]), [], "{length}");
-        }
-        assert_eq!(found(&bytes).len(), 1);
-    }
-
-    #[test]
-    fn every_function_has_to_be_in_one_providers_code() {
-        let (inside, outside) = (CODE.0 + 8, CODE.1);
-        assert_eq!(found(&context(outside, inside, inside, 7)), []);
-        assert_eq!(found(&context(inside, outside, inside, 7)), []);
-        assert_eq!(found(&context(inside, inside, 0, 7)), []);
-        let other = (CODE.0 + 0x10_0000, CODE.1 + 0x10_0000);
-        let code = [vec![CODE], vec![other]];
-        assert_eq!(candidates(&context(inside, other.0, inside, 7), &code).count(), 0, "two providers mixed");
-        assert_eq!(candidates(&context(other.0, other.0, other.0, 7), &code).next().map(|c| c.provider), Some(1));
-        assert_eq!(candidates(&valid(), &[]).count(), 0);
-    }
 
     #[test]
     fn heaps_come_first_and_files_never() {

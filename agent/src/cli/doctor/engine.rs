@@ -8,9 +8,10 @@ use dislodge::{
         canary::ReturnProbes,
         outlook::{Outlook, ProbeOutlook},
         plan::{Planned, Surveyed},
+        probe::POLL_CQ,
     },
     target::{
-        library::{self, Libraries, LibraryRole, Unreachable},
+        library::{self, Libraries, LibraryRole, MappedLibrary, Unreachable},
         mapping::{FileId, MappingError},
     },
 };
@@ -78,15 +79,17 @@ impl Surveyor {
 
     pub(super) fn survey(&mut self, pid: u32) -> EngineReport {
         match library::find(pid) {
-            Ok(found) => self.report(found),
+            Ok(found) => self.report(pid, found),
             Err(error) => {
                 EngineReport { findings: vec![not_readable(&error)], probes: Vec::new(), unreachable: Vec::new() }
             }
         }
     }
 
-    fn report(&mut self, found: Libraries) -> EngineReport {
+    fn report(&mut self, pid: u32, found: Libraries) -> EngineReport {
         let mut probes: Vec<ProbeOutlook> = Vec::new();
+        let mut wants_poll_cq = found.mapped.iter().any(|library| library.role == LibraryRole::VerbsProvider);
+        let libraries = found.mapped.clone();
         for library in found.mapped {
             let surveyed = match self.read.get(&library.file) {
                 Some(planned) => Surveyed { library, planned: planned.clone() },
@@ -96,11 +99,36 @@ impl Surveyor {
                     surveyed
                 }
             };
+            wants_poll_cq &= !surveyed.sees_work_completions();
             probes.extend(surveyed.outlook(&self.returns, &self.not_loaded));
+        }
+        if wants_poll_cq {
+            probes.extend(self.poll_cq(pid, &libraries));
         }
         probes.sort_by_key(|row| (urgency(row), row.role, row.set, row.library.clone()));
         let unreachable: Vec<Closed> = found.unreachable.iter().map(Closed::from).collect();
         EngineReport { findings: findings(&probes, &unreachable), probes, unreachable }
+    }
+}
+
+impl Surveyor {
+    /// The providers' `poll_cq`, which has no symbol: the agent looks for it as soon as a transfer was seen.
+    fn poll_cq(&self, pid: u32, libraries: &[MappedLibrary]) -> Vec<ProbeOutlook> {
+        match Surveyed::providers(pid, libraries) {
+            Ok(found) => found.iter().flat_map(|it| it.outlook(&self.returns, &self.not_loaded)).collect(),
+            Err(why) => {
+                let is_provider = |library: &&MappedLibrary| library.role == POLL_CQ.role;
+                let names: Vec<&str> = libraries.iter().filter(is_provider).map(|it| it.name.as_str()).collect();
+                vec![ProbeOutlook {
+                    role: POLL_CQ.role,
+                    library: names.join(", "),
+                    function: POLL_CQ.function,
+                    required: POLL_CQ.required,
+                    set: POLL_CQ.set,
+                    outlook: Outlook::Refused { why },
+                }]
+            }
+        }
     }
 }
 

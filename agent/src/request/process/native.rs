@@ -1,20 +1,25 @@
 //! What a process's transfer engine says, applied.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, time::Duration};
 
 use super::{
     super::{
-        DeviceError, EndpointFailure, Watch,
+        DeviceError, EndpointFailure, Sync, UnsafeRelease, Watch,
         transfer::Observation,
         transfers::{Counted, Transfers},
     },
     Applying, Process,
 };
 use crate::event::{
-    Room,
+    LeaveReason, Room,
     clock::Monotonic,
     native::{Engine, NativeEvent},
 };
+
+/// `IBV_WC_WR_FLUSH_ERR` (`infiniband/verbs.h`): a queue pair that has failed gives back everything else like this.
+const WR_FLUSH_ERR: u32 = 5;
+/// How long after a queue pair's failure what was flushed may still be polled.
+const FLUSHED_WITHIN: Duration = Duration::from_secs(10);
 
 impl Process {
     /// Its transfers.
@@ -40,7 +45,14 @@ impl Process {
             NativeEvent::EndpointError { point, status, .. } => {
                 self.state.native.endpoint_error = Some(EndpointFailure { at, point: *point, status: *status });
             }
-            NativeEvent::CompletionError { status, .. } => self.state.native.completion_error = Some((at, *status)),
+            NativeEvent::CompletionError { status, .. } => {
+                let before = self.state.native.completion_error;
+                let follows =
+                    *status == WR_FLUSH_ERR && before.is_some_and(|(first, _)| at.since(first) < FLUSHED_WITHIN);
+                if !follows {
+                    self.state.native.completion_error = Some((at, *status));
+                }
+            }
             _ => {}
         }
         let rooms = &self.rooms;
@@ -50,8 +62,9 @@ impl Process {
         }
     }
 
-    /// Forgets failures of rooms without senders that are older than `before`.
+    /// Forgets failures of rooms without senders, and unsafe releases, that are older than `before`.
     pub(in crate::request) fn prune(&mut self, before: Monotonic) {
+        self.released.prune(before);
         let rooms = &self.rooms;
         self.transfers.prune(before, |room| rooms.get(&room).is_some_and(|state| !state.senders.is_empty()));
     }
@@ -73,11 +86,15 @@ impl Process {
         errors.push(error);
     }
 
-    /// A request leaves the inflight queue: the server gives its pages to others.
-    pub(super) fn pages_released(&mut self, room: Room) {
-        if self.transfers.of_room(room).is_some_and(|known| known.under_way().is_some()) {
-            self.transfers.count_unsafe_release();
-        }
+    /// What is under way as a request leaves the inflight queue, and the server gives its pages to others. A server that
+    /// polled Success had asked each handle: what is left then is that its end was not seen here yet.
+    pub(super) fn unsafe_release(&self, serial: u64, left: LeaveReason) -> Option<UnsafeRelease> {
+        let request = self.requests.get(&serial).filter(|_| left == LeaveReason::Failed)?;
+        // What is under way on a room that others share may be theirs.
+        let alone = self.rooms.get(&request.room).is_some_and(|room| room.senders.len() < 2);
+        let (transfers, oldest) = self.transfers.of_room(request.room).filter(|_| alone)?.under_way()?;
+        let watched = matches!(self.state.native.watch, Watch::Since { at, .. } if at <= request.created);
+        Some(UnsafeRelease { transfers, oldest, certain: watched && self.state.sync == Sync::Complete })
     }
 
     /// What was read of a transfer in the server's memory. Of a handle that was posted before events were lost, the
@@ -124,6 +141,22 @@ mod tests {
         let seen = Observation { handle: HANDLE, generation: 1, status: TransferStatus::Done, moved: None };
         tracker.observed(PROCESS, seen, Monotonic(9));
         tracker.transfers(PROCESS).unwrap().not_joined().under_way().is_some()
+    }
+
+    #[test]
+    fn what_a_failed_queue_pair_gives_back_does_not_hide_why_it_failed() {
+        let mut tracker = posted();
+        let mut error = |at, status| {
+            let body = Body::Native(Box::new(NativeEvent::CompletionError { status, vendor_error: 0, qp: 1 }));
+            let event = Event { pid: 7, tid: 7, at: Monotonic(at), sequence: 2, detail_lost: false, body };
+            tracker.apply(&event, &mut Vec::new());
+            tracker.server(PROCESS).unwrap().native.completion_error.unwrap()
+        };
+        let (retries_exceeded, long) = (12, FLUSHED_WITHIN.as_nanos() as u64);
+        assert_eq!(error(10, WR_FLUSH_ERR), (Monotonic(10), WR_FLUSH_ERR));
+        assert_eq!(error(20, retries_exceeded), (Monotonic(20), retries_exceeded));
+        assert_eq!(error(30, WR_FLUSH_ERR), (Monotonic(20), retries_exceeded));
+        assert_eq!(error(20 + long, WR_FLUSH_ERR), (Monotonic(20 + long), WR_FLUSH_ERR));
     }
 
     #[test]

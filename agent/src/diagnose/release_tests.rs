@@ -1,0 +1,146 @@
+//! Requests that gave their pages back while a transfer of theirs was under way. Times are in seconds.
+
+use super::{cause_world::*, *};
+use crate::{
+    core::{Core, Effects, Input, Pace},
+    event::{
+        Backend, Body, LeaveReason, Phase,
+        native::{Engine, TransferStatus},
+    },
+    request::{
+        RequestKey, ResyncReason,
+        tracker::{Limits, Tracked},
+    },
+    rule::{alert::AlertState, load},
+};
+
+const REQUEST: RequestKey = RequestKey { process: PROCESS, serial: 1 };
+
+impl World {
+    /// Fails the request at this time.
+    fn leave(&mut self, seconds: f64, reason: LeaveReason) -> &mut Self {
+        let phase = if reason == LeaveReason::Success { Phase::Success } else { Phase::Failed };
+        self.see(seconds, Body::Phase { room: ROOM, sender: 1, old: Some(Phase::Transferring), new: Some(phase) });
+        self.see(seconds, Body::Leave { room: ROOM, sender: 1, reason })
+    }
+
+    fn judged(&self, seconds: f64) -> Option<Tracked<'_>> {
+        self.tracker.judged(at(seconds)).find(|tracked| tracked.key == REQUEST)
+    }
+
+    fn released(&self, seconds: f64) -> Diagnosis {
+        diagnose(&self.judged(seconds).expect("rules see it"), at(seconds))
+    }
+}
+
+#[test]
+fn a_request_that_fails_with_a_transfer_under_way_is_shown_for_a_minute_as_an_unsafe_release() {
+    let mut world = World::in_flight();
+    world.leave(6.0, LeaveReason::Failed);
+    let diagnosis = world.released(6.0);
+    assert_eq!((diagnosis.cause, diagnosis.confidence), (Cause::UnsafeRelease, Confidence::High));
+    assert_says(&diagnosis, &[Fact::PagesReleased { transfers: 1 }, Fact::TransfersUnderWay { count: 1 }]);
+    assert!(matches!(diagnosis.quiescence, Quiescence::InFlight { transfers: 1, .. }), "{diagnosis:?}");
+    assert!(world.tracker.get(REQUEST).is_none(), "nothing can be done about it");
+    assert_eq!(world.tracker.requests().count(), 0, "it does not live");
+
+    world.status(7.0, 1, TransferStatus::Done);
+    let later = world.released(65.9);
+    assert_eq!(later.cause, Cause::UnsafeRelease, "what it did stays done");
+    assert!(!later.quiescence.is_proved_idle(), "nothing stands on it");
+    assert!(world.judged(66.0).is_none());
+    assert_eq!(world.tracker.take_counted(PROCESS).unsafe_releases, 1);
+}
+
+#[test]
+fn a_release_is_not_called_unsafe_unless_a_transfer_of_the_request_was_under_way_when_it_failed() {
+    let mut done = World::done();
+    done.leave(7.0, LeaveReason::Failed);
+    assert!(done.judged(7.0).is_none());
+
+    let mut succeeded = World::in_flight();
+    succeeded.leave(6.0, LeaveReason::Success);
+    assert!(succeeded.judged(6.0).is_none(), "the server had asked: its end was not seen here yet");
+
+    let mut removed = World::in_flight();
+    removed.see(6.0, Body::Leave { room: ROOM, sender: 1, reason: LeaveReason::Removed });
+    assert_eq!(removed.released(6.0).cause, Cause::Unknown, "it lives on, with its pages");
+
+    let mut shared = World::in_flight();
+    shared.see(5.0, Body::Open { room: ROOM, sender: 2, backend: Backend::Nixl });
+    shared.leave(6.0, LeaveReason::Failed);
+    assert!(shared.judged(6.0).is_none(), "the transfer may be the other one's");
+
+    for mut world in [done, succeeded, removed, shared] {
+        assert_eq!(world.tracker.take_counted(PROCESS).unsafe_releases, 0);
+    }
+}
+
+#[test]
+fn a_release_is_called_unsafe_with_low_confidence_where_the_transfers_end_may_have_been_missed() {
+    let mut lost = World::in_flight();
+    lost.tracker.native_lost(PROCESS, at(5.0));
+    let mut unwatched = World::in_flight();
+    unwatched.tracker.watch(PROCESS, None, at(5.0));
+    let mut in_doubt = World::in_flight();
+    in_doubt.tracker.needs_resync(PROCESS.pid, ResyncReason::EventsLost);
+    for mut world in [lost, unwatched, in_doubt] {
+        let diagnosis = world.leave(6.0, LeaveReason::Failed).released(7.0);
+        assert_eq!((diagnosis.cause, diagnosis.confidence), (Cause::UnsafeRelease, Confidence::Low));
+    }
+    let mut later = World::in_flight();
+    later.leave(6.0, LeaveReason::Failed);
+    later.tracker.native_lost(PROCESS, at(7.0));
+    assert_eq!(later.released(8.0).confidence, Confidence::High, "what is lost afterwards takes nothing back");
+}
+
+#[test]
+fn a_room_that_is_used_again_says_of_both_requests_what_is_true_of_each() {
+    let mut world = World::in_flight();
+    world.leave(6.0, LeaveReason::Failed);
+    world.see(7.0, Body::Open { room: ROOM, sender: 2, backend: Backend::Nixl });
+    assert_eq!(world.released(8.0).cause, Cause::UnsafeRelease);
+    let next = world.tracker.judged(at(8.0)).find(|tracked| tracked.key.serial == 2).unwrap();
+    assert_eq!(diagnose(&next, at(8.0)).cause, Cause::Unknown);
+    world.see(9.0, Body::Open { room: OTHER, sender: 1, backend: Backend::Nixl });
+    assert_eq!(world.tracker.judged(at(9.0)).filter(|it| it.key == REQUEST).count(), 1, "the serial is another's now");
+}
+
+/// A core that has been told what a request's server did until it left the queue at 6, its transfers seen from 0 on, and until
+/// `watched_until`.
+fn core_of_unsafe_release(watched_until: f64) -> Core {
+    let mut core = Core::new(load::defaults().unwrap(), Limits { requests: 10, transfers: 10 });
+    let mut world = World::in_flight();
+    world.leave(6.0, LeaveReason::Failed);
+    let mut tell = |input| core.apply(input, &mut Effects::default());
+    let (process, why) = (PROCESS, ResyncReason::Attached);
+    tell(Input::Attach { process, identity: Box::default(), clock_offset: 0 });
+    tell(Input::Watch { process, engine: Some(Engine::Nixl), at: at(0.0) });
+    tell(Input::Asked { process, epoch: EPOCH, why, at: at(0.0) });
+    let (before, after): (Vec<_>, Vec<_>) = world.events.into_iter().partition(|event| event.at < at(watched_until));
+    before.into_iter().for_each(|event| tell(Input::Event(event)));
+    tell(Input::Watch { process, engine: None, at: at(watched_until) });
+    after.into_iter().for_each(|event| tell(Input::Event(event)));
+    core
+}
+
+/// The alerts that change in a tick: rule, state, severity.
+fn tick(core: &mut Core, seconds: f64) -> Vec<(String, AlertState, &'static str)> {
+    let mut effects = Effects::default();
+    core.apply(Input::Tick { now: at(seconds), pace: Pace::As(None) }, &mut effects);
+    effects.verdicts.iter().map(|it| (it.rule.to_string(), it.state, it.severity.name())).collect()
+}
+
+#[test]
+fn an_unsafe_release_fires_at_once_ends_after_a_minute_and_counts_as_no_stuck_request() {
+    let mut core = core_of_unsafe_release(7.0);
+    let alert = |state| [("UnsafeRelease".to_owned(), state, "critical")];
+    assert_eq!(tick(&mut core, 6.2), alert(AlertState::Firing));
+    assert_eq!((tick(&mut core, 60.0), core.stuck_by_cause().len()), (Vec::new(), 0));
+    assert_eq!(tick(&mut core, 66.2), alert(AlertState::Resolved));
+}
+
+#[test]
+fn nobody_is_woken_by_a_release_that_may_have_been_safe() {
+    assert_eq!(tick(&mut core_of_unsafe_release(5.0), 6.2), []);
+}
