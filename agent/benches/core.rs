@@ -3,25 +3,34 @@
 //! `cargo bench --bench core`
 #![expect(clippy::expect_used, reason = "a benchmark that cannot go on fails")]
 
-use std::{hint::black_box, time::Duration};
+use std::{
+    hint::black_box,
+    time::{Duration, Instant},
+};
 
-use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use criterion::{Criterion, Throughput, criterion_group};
 use dislodge::{
     core::{EVALUATION_BUDGET, Effects, Input, Pace},
-    diagnose::diagnose,
+    diagnose::{Cause, diagnose},
     event::{ProcessKey, clock::Monotonic, decode::decode},
     record::{
         flight::Flight,
         recorder::{Recorder, Span},
     },
     request::{RequestKey, tracker::Limits},
-    rule::load,
+    rule::{
+        RuleSet,
+        load::{self, Source},
+    },
 };
 use dislodge_ebpf::wire::{Header, Kind, Mark};
 use zerocopy::IntoBytes as _;
 
 const PROCESS: ProcessKey = ProcessKey { pid: 7, start: 1 };
 const REQUESTS: u64 = 1_000;
+/// Requests that live while a tick is timed.
+const LIVE: u64 = 100_000;
+const LIMITS: Limits = Limits { requests: 1_000_000, transfers: 65_536 };
 
 fn bytes(kind: Kind, at: u64, room: u64, value: u64, sender: u64, detail: &[u8]) -> Vec<u8> {
     let header = Header {
@@ -59,8 +68,11 @@ fn healthy(sender: u64, at: u64) -> Vec<Vec<u8>> {
 
 fn flight(span: Option<Span>) -> Flight {
     let rules = load::defaults().expect("the default rules load");
-    let limits = Limits { requests: 1_000_000, transfers: 65_536 };
-    let mut flight = Flight::new(rules, limits, "node", span, Monotonic(0));
+    flight_of(rules, span)
+}
+
+fn flight_of(rules: RuleSet, span: Option<Span>) -> Flight {
+    let mut flight = Flight::new(rules, LIMITS, "node", span, Monotonic(0));
     let attach = Input::Attach { process: PROCESS, identity: Box::default(), clock_offset: 0 };
     flight.apply(attach, &mut Effects::default());
     flight
@@ -101,30 +113,81 @@ fn events(criterion: &mut Criterion) {
     group.finish();
 }
 
-fn tick(criterion: &mut Criterion) {
-    let mut core = flight(None);
+/// Twenty-five rules as people write them: one per cause as in the rules that come with the agent, others that
+/// ask about more, and one about warm-ups.
+fn rules() -> RuleSet {
+    let common = "inflight && backend != 'fake' && !paused";
+    let confident = "(confidence == 'high' || inflight_seconds > server_waiting_timeout_seconds + 600.0)";
+    let mut text = String::from("rules:\n");
+    for (number, cause) in Cause::ALL.into_iter().chain(Cause::ALL).take(24).enumerate() {
+        let when = match number {
+            number if number < Cause::ALL.len() => {
+                format!("cause == '{cause}' && {common} && inflight_seconds > 60.0 && {confident}")
+            }
+            _ => {
+                format!("cause in ['{cause}', 'Unknown'] && {common} && waiting_seconds > 3600.0 && queue_length > 64")
+            }
+        };
+        text += &format!("- {{name: Rule{number}, when: \"{when}\", for: 30s, severity: info}}\n");
+    }
+    text += "- {name: Warmup, when: \"backend == 'fake' && inflight_seconds > 300.0 && !paused\", severity: info}\n";
+    load::load(&[Source { file: "bench.yaml", text: &text }]).expect("the rules load")
+}
+
+/// A hundred thousand requests that are being transferred since second 1, under 25 rules.
+fn busy() -> Flight {
+    let rules = rules();
+    assert_eq!(rules.len(), 25);
+    let mut core = flight_of(rules, None);
     let mut effects = Effects::default();
-    for sender in 1..=100_000 {
+    for sender in 1..=LIVE {
         // All but the last four steps: in the queue, being transferred.
         for bytes in &healthy(sender, 1_000_000_000)[..8] {
             core.apply(Input::Event(decode(bytes).expect("it is an event")), &mut effects);
         }
         effects.changes.clear();
     }
-    assert!(core.tracker().get(RequestKey { process: PROCESS, serial: 1 }).is_some());
-    let mut group = criterion.benchmark_group("tick");
-    group.sample_size(10);
-    for (name, age) in [("young", 1), ("older than every threshold", 4_000)] {
-        let now = Monotonic(1_000_000_000 * (age + 1));
-        group.bench_function(format!("100,000 {name} requests"), |bencher| {
-            bencher.iter(|| {
-                let mut effects = Effects::default();
-                core.apply(Input::Tick { now, pace: Pace::Within(EVALUATION_BUDGET) }, &mut effects);
-                black_box(effects)
-            });
-        });
+    assert!(core.tracker().get(RequestKey { process: PROCESS, serial: LIVE }).is_some());
+    core
+}
+
+/// The fastest of some ticks, after as many that may tell of alerts, and what they did.
+fn tick() {
+    for (name, age) in [("young", 1), ("older than every threshold", 7_000)] {
+        let mut core = busy();
+        let now = |number: u64| Monotonic(1_000_000_000 * (age + 1) + number * 200_000_000);
+        let tick = |core: &mut Flight, number| {
+            let mut effects = Effects::default();
+            core.apply(Input::Tick { now: now(number), pace: Pace::Within(EVALUATION_BUDGET) }, &mut effects);
+            effects.verdicts.len()
+        };
+        let first = Instant::now();
+        let mut told = tick(&mut core, 0);
+        let first = first.elapsed();
+        told += (1..200).map(|number| tick(&mut core, number)).sum::<usize>();
+        let (evaluated, overruns) = (core.evaluator().evaluated(), core.evaluator().overruns());
+        let took = |number| {
+            let began = Instant::now();
+            assert_eq!(black_box(tick(&mut core, number)), 0, "nothing new to tell");
+            began.elapsed()
+        };
+        let mut times: Vec<Duration> = (200..240).map(took).collect();
+        times.sort_unstable();
+        let per_tick = (core.evaluator().evaluated() - evaluated) / times.len() as u64;
+        println!(
+            "a tick over {LIVE} requests, {name}: {:.1} ms at best, {:.1} in the middle, {:.1} the first; evaluates {per_tick}, \
+             told {told}, {} of {} stopped at the budget",
+            milliseconds(times[0]),
+            milliseconds(times[times.len() / 2]),
+            milliseconds(first),
+            core.evaluator().overruns() - overruns,
+            times.len(),
+        );
     }
-    group.finish();
+}
+
+fn milliseconds(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
 }
 
 /// What a block's beginning costs.
@@ -154,5 +217,10 @@ fn snapshot(criterion: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, events, tick, snapshot);
-criterion_main!(benches);
+criterion_group!(benches, events, snapshot);
+
+fn main() {
+    tick();
+    benches();
+    Criterion::default().configure_from_args().final_summary();
+}

@@ -7,6 +7,7 @@ mod snapshot;
 
 use std::{
     collections::{BTreeMap, HashMap},
+    ops::RangeInclusive,
     sync::Arc,
     time::Duration,
 };
@@ -111,16 +112,14 @@ impl Core {
 
     /// Evaluates the rules and returns every alert that changed.
     fn tick(&mut self, now: Monotonic, stopwatch: &Stopwatch) -> Vec<Arc<Verdict>> {
-        let diagnoses: HashMap<RequestKey, (Tracked<'_>, Diagnosis)> =
-            self.tracker.judged(now).map(|tracked| (tracked.key, (tracked, diagnose(&tracked, now)))).collect();
-        let subject = |key: RequestKey| {
-            let (tracked, diagnosis) = diagnoses.get(&key)?;
-            Some(Subject { tracked: *tracked, diagnosis, now })
-        };
-        let keys = diagnoses.keys().copied().collect();
-        let tick = self.evaluator.tick(keys, now, subject, stopwatch.budget(), || stopwatch.elapsed());
+        let tracker = &self.tracker;
+        let mut transitions = self.evaluator.end_others(tracker.judged_keys(now), now);
+        let requests = tracker.judged_after(self.evaluator.reached(), now);
+        let tick = self.evaluator.tick(requests, now, stopwatch.budget(), || stopwatch.elapsed());
+        transitions.extend(tick.transitions);
+        let subject = |key: RequestKey| Some(Subject::of(tracker.judge(key, now)?, now));
         let mut verdicts = Vec::new();
-        for transition in tick.transitions {
+        for transition in transitions {
             let place = (transition.key, transition.rule);
             let verdict = match (subject(transition.key), self.evaluator.rules().get(transition.rule)) {
                 (Some(subject), Some(rule)) => {
@@ -142,13 +141,15 @@ impl Core {
         }
         // A pending alert whose rule stops matching ends without a word, as in Prometheus.
         let alerts = self.evaluator.alerts();
-        self.active.retain(|(key, rule), _| alerts.contains(*key, *rule));
+        if self.active.len() != alerts.len() {
+            self.active.retain(|(key, rule), _| alerts.contains(*key, *rule));
+        }
         // An alert is told once, as it was when it fired; who asks later is to see the request as it is now.
-        for ((key, _), verdict) in &mut self.active {
-            if let Some((tracked, diagnosis)) = diagnoses.get(key)
-                && let Some(changed) = verdict.refreshed(tracked.request, diagnosis)
-            {
-                *verdict = Arc::new(changed);
+        for subject in tick.changed.into_iter().filter_map(subject) {
+            for (_, verdict) in self.active.range_mut(all_of(subject.tracked.key)) {
+                if let Some(changed) = verdict.refreshed(&subject) {
+                    *verdict = Arc::new(changed);
+                }
             }
         }
         verdicts
@@ -205,6 +206,11 @@ impl Core {
         self.active = kept;
         ended
     }
+}
+
+/// The places of every alert of a request.
+fn all_of(key: RequestKey) -> RangeInclusive<(RequestKey, RuleIndex)> {
+    (key, RuleIndex(0))..=(key, RuleIndex(u16::MAX))
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ mod quiescence;
 
 use serde::Serialize;
 
-pub use cause::{Cause, cause_of_room};
+pub use cause::{Cause, cause, cause_of_room};
 pub use evidence::{Evidence, Fact, Source};
 pub use quiescence::{NotKnown, Quiescence};
 
@@ -48,15 +48,38 @@ pub struct Diagnosis {
     pub confidence: Confidence,
 }
 
+/// What a diagnosis says, without what speaks for it. Rules ask for no more, and it allocates nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Conclusion {
+    /// Why the request is stuck, if it is.
+    pub cause: Cause,
+    /// Whether a write may still be under way.
+    pub quiescence: Quiescence,
+    /// How far this can be trusted.
+    pub confidence: Confidence,
+}
+
+impl Diagnosis {
+    /// What it says.
+    pub fn conclusion(&self) -> Conclusion {
+        Conclusion { cause: self.cause, quiescence: self.quiescence, confidence: self.confidence }
+    }
+}
+
 /// Says why a request waits, what speaks for it, whether a write may be under way, and how sure that is.
 pub fn diagnose(tracked: &Tracked<'_>, now: Monotonic) -> Diagnosis {
+    let Conclusion { cause, quiescence, confidence } = conclude(tracked, now);
+    Diagnosis { cause, evidence: evidence::evidence(tracked, now), quiescence, confidence }
+}
+
+/// What [`diagnose`] says, without the evidence.
+pub fn conclude(tracked: &Tracked<'_>, now: Monotonic) -> Conclusion {
     let cause = cause::cause(tracked, now);
     let synchronised = tracked.server.sync == Sync::Complete;
     let released = tracked.request.ended.and_then(|ended| ended.unsafe_release);
     let seen = synchronised && (!cause.rests_on_transfers() || quiescence::is_watched(tracked));
-    Diagnosis {
+    Conclusion {
         cause,
-        evidence: evidence::evidence(tracked, now),
         quiescence: quiescence::quiescence(tracked),
         confidence: if released.map_or(seen, |released| released.certain) { Confidence::High } else { Confidence::Low },
     }

@@ -148,6 +148,12 @@ impl Request {
         self.entered.is_some() && self.ended.is_none()
     }
 
+    /// The time of the oldest thing that is known of it.
+    pub fn oldest(&self) -> Monotonic {
+        let others = [Some(self.phase_since), self.entered, self.aborted.map(|aborted| aborted.at)];
+        others.into_iter().flatten().fold(self.created, Monotonic::min)
+    }
+
     /// Since when it waits: for the inflight queue to let it go, or for its bootstrap.
     pub fn waiting_since(&self) -> Monotonic {
         self.entered.unwrap_or(self.created)

@@ -15,6 +15,8 @@ use serde::Serialize;
 
 use condition::Condition;
 
+use crate::diagnose::Cause;
+
 /// How urgent an alert is. Ordered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -99,15 +101,31 @@ pub struct Rule {
     pub action: Mode,
 }
 
+impl Default for RuleSet {
+    fn default() -> Self {
+        Self::new(Vec::new(), String::new())
+    }
+}
+
 /// Number of a rule in its set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 pub struct RuleIndex(pub u16);
 
 /// Rules in the order in which they were read. Their names are unique.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct RuleSet {
     rules: Vec<Rule>,
     digest: String,
+    /// By [`Cause::index`].
+    of_causes: [OfCause; Cause::ALL.len()],
+}
+
+/// The rules that a request of one cause may meet.
+#[derive(Debug)]
+struct OfCause {
+    rules: Vec<RuleIndex>,
+    /// No younger request meets one of them, in seconds.
+    min_age: f64,
 }
 
 impl RuleSet {
@@ -115,12 +133,33 @@ impl RuleSet {
     pub const MAX: usize = 1_000;
 
     fn new(rules: Vec<Rule>, digest: String) -> Self {
-        Self { rules, digest }
+        let of_causes = Cause::ALL.map(|cause| {
+            let ages = (0..).map(RuleIndex).zip(&rules);
+            let ages = ages.filter_map(|(index, rule)| Some((index, rule.condition.prefilter().min_age(cause)?)));
+            let min_age = ages.clone().map(|(_, age)| age).fold(f64::INFINITY, f64::min);
+            OfCause { rules: ages.map(|(index, _)| index).collect(), min_age }
+        });
+        Self { rules, digest, of_causes }
     }
 
     /// SHA-256 of the files that they come from, one after the other, as 64 hexadecimal digits.
     pub fn digest(&self) -> &str {
         &self.digest
+    }
+
+    fn of_cause(&self, cause: Cause) -> Option<&OfCause> {
+        self.of_causes.get(cause.index())
+    }
+
+    /// Whether a request of that cause and age in seconds may meet one of the rules.
+    pub fn may_match(&self, cause: Cause, age: f64) -> bool {
+        self.of_cause(cause).is_some_and(|of_cause| age >= of_cause.min_age)
+    }
+
+    /// The rules that a request of that cause may meet, with their numbers, in order.
+    pub fn for_cause(&self, cause: Cause) -> impl Iterator<Item = (RuleIndex, &Rule)> {
+        let rules = self.of_cause(cause).map_or(&[][..], |of_cause| &of_cause.rules);
+        rules.iter().filter_map(|index| Some((*index, self.get(*index)?)))
     }
 
     /// The rule of that number.

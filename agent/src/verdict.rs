@@ -5,9 +5,9 @@ use std::{collections::BTreeMap, sync::Arc};
 use serde::{Serialize, Serializer};
 
 use crate::{
-    diagnose::{Cause, Diagnosis},
+    diagnose::{Cause, Conclusion, Diagnosis, diagnose},
     event::{Backend, Phase, Rid, Room, clock::Monotonic},
-    request::{Request, RequestKey},
+    request::RequestKey,
     rule::{
         Mode, Rule, Severity,
         alert::{AlertState, Transition},
@@ -73,7 +73,7 @@ pub struct Verdict {
 }
 
 impl Verdict {
-    /// The verdict of `transition`, an alert of `rule` for the request that `subject` shows.
+    /// The verdict of `transition`, an alert of `rule` for the request that `subject` shows, which is diagnosed for it.
     pub fn new(transition: &Transition, rule: &Rule, subject: &Subject<'_>, server: Arc<ServerIdentity>) -> Self {
         let request = subject.tracked.request;
         Self {
@@ -89,8 +89,8 @@ impl Verdict {
             phase: request.phase,
             waiting_since: request.waiting_since(),
             server,
-            cause: subject.diagnosis.cause,
-            diagnosis: subject.diagnosis.clone(),
+            cause: subject.conclusion.cause,
+            diagnosis: diagnose(&subject.tracked, subject.now),
             state: transition.state,
             since: transition.since,
             at: transition.at,
@@ -98,17 +98,19 @@ impl Verdict {
     }
 
     /// The same alert with what is known of its request by now; nothing when that is what it says already.
-    pub fn refreshed(&self, request: &Request, diagnosis: &Diagnosis) -> Option<Self> {
-        let (since, diagnosed) = (self.waiting_since, &self.diagnosis);
-        let known = (&self.rid, self.phase, since, self.cause, diagnosed.quiescence, diagnosed.confidence);
-        let since = request.waiting_since();
-        let now = (&request.rid, request.phase, since, diagnosis.cause, diagnosis.quiescence, diagnosis.confidence);
-        (known != now).then(|| Self {
+    pub fn refreshed(&self, subject: &Subject<'_>) -> Option<Self> {
+        let request = subject.tracked.request;
+        let (known, now): (Conclusion, Conclusion) = (self.diagnosis.conclusion(), subject.conclusion);
+        let differs = (known, self.phase, &self.rid, self.room, self.waiting_since)
+            != (now, request.phase, &request.rid, request.room, request.waiting_since());
+        differs.then(|| Self {
             rid: request.rid.clone(),
+            room: request.room,
+            backend: request.backend,
             phase: request.phase,
             waiting_since: request.waiting_since(),
-            cause: diagnosis.cause,
-            diagnosis: diagnosis.clone(),
+            cause: now.cause,
+            diagnosis: diagnose(&subject.tracked, subject.now),
             ..self.clone()
         })
     }

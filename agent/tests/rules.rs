@@ -4,7 +4,7 @@
 #[path = "fixtures/request.rs"]
 mod request;
 
-use std::time::Duration;
+use std::{fmt::Write as _, time::Duration};
 
 use dislodge::{
     diagnose::Cause,
@@ -14,7 +14,7 @@ use dislodge::{
         Mode, RuleIndex, RuleSet, Severity,
         condition::{self, Condition, Scope},
         evaluate::Evaluator,
-        field::{FIELDS, Field, Value},
+        field::{Description, FIELDS, Field, Kind, Value},
         load::{self, Source},
     },
 };
@@ -85,6 +85,68 @@ fn every_field_has_its_value() {
             assert!(values.is_empty() || matches!(value, Value::Text(text) if values.contains(&text)), "{name}");
         }
     });
+}
+
+/// The table of docs/rules.md.
+fn table() -> String {
+    let mut table = String::from("| field | type | unit | source | meaning |\n|---|---|---|---|---|\n");
+    for field in FIELDS.iter().map(Field::describe) {
+        let Description { name, r#type, unit, source, meaning, values } = field;
+        let values: Vec<String> = values.iter().map(|value| format!("`{value}`")).collect();
+        let values = if values.is_empty() { String::new() } else { format!(": {}", values.join(", ")) };
+        writeln!(table, "| `{name}` | {type} | {} | {source} | {meaning}{values} |", unit.unwrap_or("")).unwrap();
+    }
+    table
+}
+
+/// `DISLODGE_WRITE_DOCS=1 cargo test --test rules` writes the table anew.
+#[test]
+fn the_documentation_has_the_table_of_fields_as_it_is() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/rules.md");
+    let text = std::fs::read_to_string(path).unwrap();
+    let (before, rest) = text.split_once("<!-- fields -->\n").unwrap();
+    let (written, after) = rest.split_once("<!-- end of fields -->\n").unwrap();
+    if std::env::var_os("DISLODGE_WRITE_DOCS").is_some() {
+        let table = table();
+        std::fs::write(path, format!("{before}<!-- fields -->\n{table}<!-- end of fields -->\n{after}")).unwrap();
+        return;
+    }
+    assert_eq!(
+        written,
+        table(),
+        "docs/rules.md is stale; write it anew: DISLODGE_WRITE_DOCS=1 cargo test --test rules"
+    );
+}
+
+#[test]
+fn every_number_has_a_unit_and_nothing_else_has() {
+    for field in &FIELDS {
+        let is_number = matches!(field.kind, Kind::Count | Kind::Seconds);
+        assert_eq!(field.unit.is_some(), is_number, "{}", field.name);
+    }
+}
+
+#[test]
+fn the_fields_are_printed_for_people_and_for_machines() {
+    let run = |arguments: &[&str]| {
+        let output = std::process::Command::new(env!("CARGO_BIN_EXE_dislodge")).args(arguments).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let text = run(&["rules", "fields"]);
+    let json: serde_json::Value = serde_json::from_str(&run(&["rules", "fields", "-o", "json"])).unwrap();
+    assert_eq!(json.as_array().map(Vec::len), Some(FIELDS.len()));
+    for (field, json) in FIELDS.iter().zip(json.as_array().unwrap()) {
+        let line = text.lines().find(|line| line.split(' ').next() == Some(field.name)).unwrap();
+        for part in [field.kind.name(), field.unit.unwrap_or("-"), field.source, field.meaning] {
+            assert!(line.contains(part), "{part} is missing in {line}");
+        }
+        assert_eq!(
+            (json["name"].as_str(), json["type"].as_str(), json["unit"].as_str()),
+            (Some(field.name), Some(field.kind.name()), field.unit)
+        );
+        assert_eq!((json["source"].as_str(), json["meaning"].as_str()), (Some(field.source), Some(field.meaning)));
+    }
 }
 
 #[test]
@@ -166,6 +228,17 @@ fn conditions_that_cannot_be_right_are_refused_with_their_place() {
     }
     let all = complaint("caus == 'x' && phas == 'y' && inflight > 3");
     assert_eq!(all.lines().count(), 3, "every error is told: {all}");
+}
+
+#[test]
+fn the_default_rules_need_no_interpreter() {
+    for (_, rule) in load::defaults().unwrap().iter() {
+        for cause in Cause::ALL {
+            World::pinned(cause).look(at(400.0), |subject| {
+                assert!(rule.condition.decide(subject).is_some(), "{} with {cause}", rule.name);
+            });
+        }
+    }
 }
 
 #[test]
@@ -323,6 +396,19 @@ fn conditions() -> impl Strategy<Value = String> {
         "abort_seconds <= 1.0",
         "!paused",
         "inflight",
+        "true",
+        "queue_length > 1",
+        "sent_pages == 8",
+        "inflight_seconds > server_waiting_timeout_seconds + -297.5",
+        "1.5 + phase_seconds <= waiting_seconds",
+        "inflight_seconds != 2",
+        "waiting_seconds == phase_seconds",
+        "sglang.startsWith('0.5')",
+        "2.0 * inflight_seconds > 5.0",
+        "sent_chunks >= 1.0",
+        "9007199254740993 < sent_pages",
+        "backend in ['nixl', 'fake'] ",
+        "(inflight ? 1 : 2) == 1",
     ]);
     atom.prop_map(str::to_owned).prop_recursive(4, 24, 2, |inner| {
         prop_oneof![
@@ -343,8 +429,23 @@ proptest! {
         for cause in Cause::ALL {
             for seconds in [0.0, 1.0, 2.0, 2.5, 3.0, 3.5] {
                 World::pinned(cause).look(at(seconds), |subject| {
-                    let allowed = condition.prefilter().allows(subject.diagnosis.cause, subject.age());
+                    let allowed = condition.prefilter().allows(subject.conclusion.cause, subject.age().as_secs_f64());
                     assert!(allowed || !condition.matches(&Scope::of(&root, subject)).unwrap(), "{source} with {cause} after {seconds}");
+                });
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_decided_without_cel_is_what_cel_says(source in conditions()) {
+        let condition = Condition::compile(&source).unwrap();
+        let root = condition::root();
+        for cause in Cause::ALL {
+            for seconds in [0.0, 1.0, 2.0, 2.5, 3.0, 3.5] {
+                World::pinned(cause).look(at(seconds), |subject| {
+                    let decided = condition.decide(subject);
+                    let matched = condition.matches(&Scope::of(&root, subject)).unwrap();
+                    assert!(decided.is_none_or(|decided| decided == matched), "{source} with {cause} after {seconds}");
                 });
             }
         }

@@ -13,7 +13,6 @@ use minicbor::{
 
 use super::Core;
 use crate::{
-    diagnose::diagnose,
     event::{Backend, ProcessKey, Room, clock::Monotonic},
     record::codec::{Fields, Names, recorded},
     request::{RequestKey, tracker::Tracker},
@@ -130,7 +129,7 @@ impl Core {
             let (Some((index, rule)), Some(tracked)) = (found, self.tracker.get(key)) else { continue };
             let state = if firing { AlertState::Firing } else { AlertState::Pending };
             let transition = Transition { key, rule: index, state, since, at: changed };
-            let subject = Subject { tracked, diagnosis: &diagnose(&tracked, at), now: at };
+            let subject = Subject::of(tracked, at);
             let identity = self.identities.get(&key.process).cloned().unwrap_or_default();
             let verdict = Verdict { room, backend, ..Verdict::new(&transition, rule, &subject, identity) };
             self.active.insert((key, index), Arc::new(verdict));

@@ -73,6 +73,11 @@ impl Cause {
         Self::Unknown,
     ];
 
+    /// Its place in [`Cause::ALL`].
+    pub fn index(self) -> usize {
+        self as usize
+    }
+
     /// Whether the request has ended with it.
     pub fn is_past(self) -> bool {
         self == Self::UnsafeRelease
@@ -129,7 +134,7 @@ const CONCLUDES_WITHIN: Duration = Duration::from_secs(5);
 const UCS_ERR_CONNECTION_RESET: i8 = -25;
 
 /// Why a request waits. The server's own words first: they say what to do; then what its transfers show.
-pub(super) fn cause(tracked: &Tracked<'_>, now: Monotonic) -> Cause {
+pub fn cause(tracked: &Tracked<'_>, now: Monotonic) -> Cause {
     let Tracked { request, room, server, .. } = *tracked;
     if request.ended.is_some_and(|ended| ended.unsafe_release.is_some()) {
         return Cause::UnsafeRelease;

@@ -5,7 +5,11 @@ mod native;
 mod released;
 mod resync;
 
-use std::collections::HashMap;
+use std::{
+    collections::{BTreeMap, HashMap},
+    iter,
+    ops::Bound,
+};
 
 use super::{
     Aborted, Ended, Request, RequestKey, ResyncReason, RoomState, ServerState, Sync,
@@ -21,15 +25,23 @@ use crate::{
     record::codec::recorded,
 };
 
+/// Serials from one bound to the other.
+pub(super) type Serials = (Bound<u64>, Bound<u64>);
+
+pub(super) const ALL_SERIALS: Serials = (Bound::Unbounded, Bound::Unbounded);
+
 #[derive(Debug)]
 pub(super) struct Process {
     key: ProcessKey,
     clock_offset: i64,
     state: ServerState,
-    requests: HashMap<u64, Request>,
+    /// By serial, the oldest first: what is walked in order gives the same verdicts in a replay. Boxed, since a tree's
+    /// nodes are half empty.
+    requests: BTreeMap<u64, Box<Request>>,
     released: Released,
-    /// Those that have a sender, and those that are kept without one.
-    rooms: HashMap<Room, RoomState>,
+    /// Those that have a sender, and those that are kept without one. Boxed, since a table of many entries is more than
+    /// half empty once it has grown.
+    rooms: HashMap<Room, Box<RoomState>>,
     dead: DeadRooms,
     transfers: Transfers,
     inflight: u32,
@@ -58,7 +70,7 @@ impl Process {
             key,
             clock_offset,
             state: ServerState::new(Sync::Needed(ResyncReason::Attached)),
-            requests: HashMap::new(),
+            requests: BTreeMap::new(),
             released: Released::default(),
             rooms: HashMap::new(),
             dead: DeadRooms::default(),
@@ -91,16 +103,30 @@ impl Process {
         self.requests.values().filter_map(|request| self.with_room(request))
     }
 
-    /// Every live request, and those that ended in a way that rules are to see.
-    pub(super) fn judged(&self, now: Monotonic) -> impl Iterator<Item = Tracked<'_>> {
-        let released = self.released.shown(now).map(|request| Tracked {
-            key: self.request_key(request.serial),
-            request,
-            room: self.rooms.get(&request.room).unwrap_or(self.released.no_room()),
-            server: &self.state,
-            transfers: &self.transfers,
-        });
-        self.all().chain(released)
+    /// The requests that [`Process::judged`] shows.
+    pub(super) fn judged_keys(&self, now: Monotonic) -> impl Iterator<Item = RequestKey> {
+        self.to_judge(now, ALL_SERIALS).map(|request| self.request_key(request.serial))
+    }
+
+    /// Every live request, and those that ended in a way that rules are to see, whose serials are within these bounds, in
+    /// order.
+    pub(super) fn judged(&self, now: Monotonic, serials: Serials) -> impl Iterator<Item = Tracked<'_>> {
+        self.to_judge(now, serials).filter_map(|request| {
+            let room = self.rooms.get(&request.room).map(Box::as_ref);
+            let room = room.or(request.ended.is_some().then(|| self.released.no_room()))?;
+            let key = self.request_key(request.serial);
+            Some(Tracked { key, request, room, server: &self.state, transfers: &self.transfers })
+        })
+    }
+
+    fn to_judge(&self, now: Monotonic, serials: Serials) -> impl Iterator<Item = &Request> {
+        let mut live = self.requests.range(serials).map(|(_, request)| request.as_ref()).peekable();
+        let mut released = self.released.shown(now, serials).peekable();
+        iter::from_fn(move || match (live.peek(), released.peek()) {
+            (Some(first), Some(other)) if other.serial < first.serial => released.next(),
+            (Some(_), _) => live.next(),
+            (None, _) => released.next(),
+        })
     }
 
     fn with_room<'a>(&'a self, request: &'a Request) -> Option<Tracked<'a>> {
@@ -218,7 +244,7 @@ impl Process {
             }
             return None;
         }
-        self.requests.get_mut(&serial)
+        self.requests.get_mut(&serial).map(Box::as_mut)
     }
 
     fn changed(&self, serial: u64, step: Step, applying: &mut Applying<'_>) {
@@ -241,7 +267,7 @@ impl Process {
 
     fn insert(&mut self, mut request: Request, applying: &mut Applying<'_>) {
         if self.requests.len() >= applying.max_requests
-            && let Some(oldest) = self.requests.keys().min().copied()
+            && let Some(oldest) = self.requests.first_key_value().map(|(serial, _)| *serial)
         {
             applying.unused.retired += 1;
             self.forget(oldest, None, applying);
@@ -265,13 +291,13 @@ impl Process {
         }
         self.dead.forget(room);
         self.released.forget(serial);
-        self.requests.insert(serial, request);
+        self.requests.insert(serial, Box::new(request));
         if let Some(former) = former.filter(|former| former.room != room) {
             self.drop_idle_room(former.room, applying);
         }
     }
 
-    fn take_out(&mut self, serial: u64) -> Option<Request> {
+    fn take_out(&mut self, serial: u64) -> Option<Box<Request>> {
         let request = self.requests.remove(&serial)?;
         if request.is_inflight() {
             self.inflight = self.inflight.saturating_sub(1);
@@ -289,7 +315,7 @@ impl Process {
         request.ended = Some(Ended { at: applying.at, left, unsafe_release });
         if unsafe_release.is_some() {
             self.transfers.count_unsafe_release();
-            self.released.keep(request.clone());
+            self.released.keep(request.as_ref().clone());
         }
         self.drop_idle_room(request.room, applying);
         applying.changes.push(Change {
@@ -297,7 +323,7 @@ impl Process {
             at: applying.at,
             tid: applying.tid,
             step: left.map_or(Step::Ended, Step::Left),
-            ended: Some(Box::new(request)),
+            ended: Some(request),
         });
     }
 

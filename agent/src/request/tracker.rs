@@ -1,10 +1,15 @@
 //! All traced processes and their requests: events in, changes out. Bounded; owned by the pipeline's one loop.
 
-use std::{collections::HashMap, time::Duration};
+use std::{
+    cmp::Ordering,
+    collections::{BTreeMap, HashMap},
+    ops::Bound,
+    time::Duration,
+};
 
 use super::{
     DeviceError, Request, RequestKey, ResyncReason, RoomState, ServerState,
-    process::{Applying, Process},
+    process::{ALL_SERIALS, Applying, Process},
     transfer::Observation,
     transfers::{Counted, Transfers},
 };
@@ -72,7 +77,7 @@ pub struct Unused {
 /// Everything that is known of the node's requests.
 #[derive(Debug)]
 pub struct Tracker {
-    processes: HashMap<u32, Process>,
+    processes: BTreeMap<u32, Process>,
     limits: Limits,
     unused: Unused,
 }
@@ -107,7 +112,7 @@ pub struct Tracked<'a> {
 impl Tracker {
     /// A tracker that keeps so much per process.
     pub fn new(limits: Limits) -> Self {
-        Self { processes: HashMap::new(), limits, unused: Unused::default() }
+        Self { processes: BTreeMap::new(), limits, unused: Unused::default() }
     }
 
     /// Starts to track a process. `clock_offset` is its time namespace's offset of CLOCK_MONOTONIC in nanoseconds.
@@ -232,7 +237,40 @@ impl Tracker {
         self.processes.values().map(|process| (process.key(), process.state()))
     }
 
-    /// Every live request.
+    /// One request of those that are [judged](Tracker::judged).
+    pub fn judge(&self, key: RequestKey, now: Monotonic) -> Option<Tracked<'_>> {
+        let process = self.processes.get(&key.process.pid).filter(|process| process.key() == key.process)?;
+        process.judged(now, (Bound::Included(key.serial), Bound::Included(key.serial))).next()
+    }
+
+    /// The keys of the requests that are [judged](Tracker::judged), in order.
+    pub fn judged_keys(&self, now: Monotonic) -> impl Iterator<Item = RequestKey> {
+        self.processes.values().flat_map(move |process| process.judged_keys(now))
+    }
+
+    /// The requests that are [judged](Tracker::judged), in the order of their keys, from the one after `reached` on, round
+    /// to that one.
+    pub fn judged_after(&self, reached: Option<RequestKey>, now: Monotonic) -> impl Iterator<Item = Tracked<'_>> {
+        let after = self.processes.values().flat_map(move |process| {
+            let first = match reached.map(|reached| (process.key().cmp(&reached.process), reached.serial)) {
+                Some((Ordering::Less, _)) => Bound::Excluded(u64::MAX),
+                Some((Ordering::Equal, serial)) => Bound::Excluded(serial),
+                Some((Ordering::Greater, _)) | None => Bound::Unbounded,
+            };
+            process.judged(now, (first, Bound::Unbounded))
+        });
+        let others = self.processes.values().flat_map(move |process| {
+            let last = match reached.map(|reached| (process.key().cmp(&reached.process), reached.serial)) {
+                Some((Ordering::Less, _)) => Bound::Unbounded,
+                Some((Ordering::Equal, serial)) => Bound::Included(serial),
+                Some((Ordering::Greater, _)) | None => Bound::Excluded(0),
+            };
+            process.judged(now, (Bound::Unbounded, last))
+        });
+        after.chain(others)
+    }
+
+    /// Every live request, in the order of their keys.
     pub fn requests(&self) -> impl Iterator<Item = Tracked<'_>> {
         self.processes.values().flat_map(Process::all)
     }
@@ -245,7 +283,7 @@ impl Tracker {
     /// Every live request, and for a minute each one that gave its pages back while a transfer of it was under way: what
     /// rules are about.
     pub fn judged(&self, now: Monotonic) -> impl Iterator<Item = Tracked<'_>> {
-        self.processes.values().flat_map(move |process| process.judged(now))
+        self.processes.values().flat_map(move |process| process.judged(now, ALL_SERIALS))
     }
 
     /// Events that could not be used so far.

@@ -63,19 +63,20 @@ pub struct Work {
 /// The transfers of one process.
 #[derive(Debug)]
 pub struct Transfers {
-    live: HashMap<Handle, Transfer>,
+    /// What is large is boxed: a table of many entries is more than half empty once it has grown.
+    live: HashMap<Handle, Box<Transfer>>,
     /// Handles whose transfer could not be kept when it was made, and is counted.
     refused: HashSet<Handle>,
     /// Handles that were not under way when they were put here: the first to go when there are too many.
     idle: VecDeque<(Handle, u64)>,
     /// Transfers that were given up and may go on, by generation: they have no handle any more.
-    abandoned: HashMap<u64, Transfer>,
+    abandoned: HashMap<u64, Box<Transfer>>,
     flushes: Flushes,
     /// Handles of those transfers whose flushes are followed, by generation.
     flushed_handles: HashMap<u64, Handle>,
     /// What each thread posted last, as long as that call is not known to have returned.
     posting: HashMap<u32, u64>,
-    subjects: HashMap<TransferSubject, SubjectTransfers>,
+    subjects: HashMap<TransferSubject, Box<SubjectTransfers>>,
     not_joined: SubjectTransfers,
     workers: HashMap<u32, Work>,
     generation: u64,
@@ -116,7 +117,7 @@ impl Transfers {
 
     /// What is known of a room's transfers.
     pub fn of_room(&self, room: Room) -> Option<&SubjectTransfers> {
-        self.subjects.get(&TransferSubject::Room(room))
+        self.subjects.get(&TransferSubject::Room(room)).map(Box::as_ref)
     }
 
     /// How many transfers were given up whose end may still be seen, by engine.
@@ -127,7 +128,7 @@ impl Transfers {
 
     /// Every room and request of which something is known.
     pub fn subjects(&self) -> impl Iterator<Item = (&TransferSubject, &SubjectTransfers)> {
-        self.subjects.iter()
+        self.subjects.iter().map(|(subject, known)| (subject, known.as_ref()))
     }
 
     /// The transfers that belong to nobody that is known.
@@ -137,7 +138,7 @@ impl Transfers {
 
     /// Every transfer whose handle lives.
     pub fn live(&self) -> impl Iterator<Item = &Transfer> {
-        self.live.values()
+        self.live.values().map(Box::as_ref)
     }
 
     pub(super) fn weight(&self) -> usize {
@@ -167,7 +168,7 @@ impl Transfers {
     /// Takes over what a look that ended at `at` saw: how often the status of each handle was asked for.
     pub fn looked(&mut self, polls: &HashMap<u64, u64>, began: Monotonic, at: Monotonic) {
         let is_watched = |it: &&Transfer| it.state == TransferState::InFlight && it.since <= began;
-        let mut watched: Vec<&Transfer> = self.live.values().filter(is_watched).collect();
+        let mut watched: Vec<&Transfer> = self.live.values().map(Box::as_ref).filter(is_watched).collect();
         // Of several of a room, what is said of the oldest counts.
         watched.sort_unstable_by_key(|transfer| std::cmp::Reverse(transfer.generation));
         for transfer in watched {
@@ -202,7 +203,7 @@ impl Transfers {
     /// The last sender of a room is gone: what is over is forgotten.
     pub fn room_without_senders(&mut self, room: Room) {
         let subject = TransferSubject::Room(room);
-        if self.subjects.get(&subject).is_some_and(SubjectTransfers::is_over) {
+        if self.subjects.get(&subject).is_some_and(|known| known.is_over()) {
             self.subjects.remove(&subject);
         }
     }
@@ -303,7 +304,7 @@ impl Transfers {
     /// Takes over what was read of a transfer in the server's memory, unless it has ended, or the handle is another one's, by
     /// now.
     pub fn observed(&mut self, seen: Observation, at: Monotonic, has_senders: impl Fn(Room) -> bool) {
-        let is_it = |it: &&mut Transfer| it.generation == seen.generation && it.state == TransferState::InFlight;
+        let is_it = |it: &&mut Box<Transfer>| it.generation == seen.generation && it.state == TransferState::InFlight;
         let live = self.live.get_mut(&seen.handle).filter(is_it);
         // Mooncake keeps a batch that was given up; NIXL's handle may have been another transfer's when it was read.
         let given_up = self.abandoned.get_mut(&seen.generation).filter(|it| it.handle.engine == Engine::Mooncake);
@@ -366,7 +367,7 @@ impl Transfers {
 }
 
 fn subject_mut<'a>(
-    subjects: &'a mut HashMap<TransferSubject, SubjectTransfers>,
+    subjects: &'a mut HashMap<TransferSubject, Box<SubjectTransfers>>,
     not_joined: &'a mut SubjectTransfers,
     subject: Option<TransferSubject>,
 ) -> &'a mut SubjectTransfers {

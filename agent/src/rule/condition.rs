@@ -4,6 +4,7 @@
 //! bytes and unsigned numbers. What is left ends after a bounded number of steps, and its types can be checked when it
 //! is loaded, so that a typing error is found then and not in the night in which the rule should have fired.
 
+mod decision;
 mod prefilter;
 mod types;
 
@@ -11,11 +12,12 @@ use std::sync::{Arc, OnceLock};
 
 use cel::{Context, Env, ExecutionError, Program, common::ast::SourceInfo};
 
+use decision::Decision;
 pub use prefilter::Prefilter;
 
 use super::field::Subject;
 use crate::{
-    diagnose::{Cause, Confidence, Diagnosis, Quiescence},
+    diagnose::{Cause, Conclusion, Confidence, Quiescence},
     event::{Backend, ProcessKey, Room, clock::Monotonic},
     request::{Request, RequestKey, RoomState, ServerState, Sync, tracker::Tracked, transfers::Transfers},
 };
@@ -53,6 +55,7 @@ pub enum EvaluationError {
 pub struct Condition {
     program: Program,
     prefilter: Prefilter,
+    decision: Decision,
 }
 
 impl Condition {
@@ -80,7 +83,8 @@ impl Condition {
         })?;
         types::check(&program)?;
         let prefilter = Prefilter::of(program.expression());
-        let condition = Self { program, prefilter };
+        let decision = Decision::of(program.expression());
+        let condition = Self { program, prefilter, decision };
         // The checker allows what CEL can do; a sample keeps the two honest.
         match condition.matches_sample() {
             Err(EvaluationError::Cel(
@@ -96,7 +100,12 @@ impl Condition {
         self.prefilter
     }
 
-    /// Whether it holds for `subject`.
+    /// Whether it holds for `subject`, where that can be told without CEL: always the same as [`Condition::matches`].
+    pub fn decide(&self, subject: &Subject<'_>) -> Option<bool> {
+        self.decision.decide(subject)
+    }
+
+    /// Whether it holds for a subject, by CEL.
     ///
     /// # Errors
     ///
@@ -113,16 +122,12 @@ impl Condition {
         let opened = Request::opened(1, Room::Number(1), Backend::Nixl, Monotonic(1_000_000_000));
         let request = Request { sent_chunks: 1, sent_pages: 1, ..opened };
         let server = ServerState::new(Sync::Complete);
-        let diagnosis = Diagnosis {
-            cause: Cause::Unknown,
-            evidence: Vec::new(),
-            quiescence: Quiescence::NeverPosted,
-            confidence: Confidence::High,
-        };
+        let (quiescence, confidence) = (Quiescence::NeverPosted, Confidence::High);
+        let conclusion = Conclusion { cause: Cause::Unknown, quiescence, confidence };
         let (room, transfers) = (RoomState::default(), Transfers::new(0));
         let key = RequestKey { process: ProcessKey { pid: 1, start: 1 }, serial: 1 };
         let tracked = Tracked { key, request: &request, room: &room, server: &server, transfers: &transfers };
-        let subject = Subject { tracked, diagnosis: &diagnosis, now };
+        let subject = Subject { tracked, conclusion, now };
         let root = root();
         self.matches(&Scope::of(&root, &subject))
     }

@@ -10,9 +10,10 @@ use cel::{
     },
     context::VariableResolver,
 };
+use serde::Serialize;
 
 use crate::{
-    diagnose::{Cause, Diagnosis},
+    diagnose::{Cause, Conclusion, conclude},
     event::{Hello, Phase, clock::Monotonic},
     request::tracker::Tracked,
 };
@@ -25,20 +26,22 @@ const DEFAULT_TIMEOUT: f64 = 300.0;
 pub struct Subject<'a> {
     /// The request, its room, its server and its transfers.
     pub tracked: Tracked<'a>,
-    /// Its diagnosis.
-    pub diagnosis: &'a Diagnosis,
+    /// What its diagnosis says.
+    pub conclusion: Conclusion,
     /// When.
     pub now: Monotonic,
 }
 
-impl Subject<'_> {
+impl<'a> Subject<'a> {
+    /// A request as it is at `now`.
+    pub fn of(tracked: Tracked<'a>, now: Monotonic) -> Self {
+        Self { tracked, conclusion: conclude(&tracked, now), now }
+    }
+
     /// The age of the oldest thing that is known of the request: no field in seconds exceeds it, other than the
     /// server's time-outs.
     pub fn age(&self) -> Duration {
-        let request = self.tracked.request;
-        let oldest = [Some(request.phase_since), request.entered, request.aborted.map(|aborted| aborted.at)];
-        let oldest = oldest.into_iter().flatten().fold(request.created, Monotonic::min);
-        self.now.since(oldest)
+        self.now.since(self.tracked.request.oldest())
     }
 
     fn seconds_since(&self, earlier: Monotonic) -> f64 {
@@ -106,7 +109,9 @@ pub struct Field {
     pub name: &'static str,
     /// Its type.
     pub kind: Kind,
-    /// What it means, with its unit and what stands for "not known".
+    /// What it counts, or in which unit; nothing for what is no number.
+    pub unit: Option<&'static str>,
+    /// What it means, with what stands for "not known".
     pub meaning: &'static str,
     /// Where it comes from.
     pub source: &'static str,
@@ -117,7 +122,30 @@ pub struct Field {
     get: for<'a> fn(&Subject<'a>) -> Value<'a>,
 }
 
+/// A field as `dislodge rules fields -o json` writes it.
+#[derive(Clone, Debug, Serialize)]
+pub struct Description {
+    /// Its name in conditions.
+    pub name: &'static str,
+    /// CEL's name of its type.
+    pub r#type: &'static str,
+    /// What it counts, or in which unit.
+    pub unit: Option<&'static str>,
+    /// Where it comes from.
+    pub source: &'static str,
+    /// What it means.
+    pub meaning: &'static str,
+    /// Every value that it can have, when these are few.
+    pub values: Vec<&'static str>,
+}
+
 impl Field {
+    /// What a person who writes rules has to know of it.
+    pub fn describe(&self) -> Description {
+        let Self { name, kind, unit, meaning, source, values, .. } = *self;
+        Description { name, r#type: kind.name(), unit, source, meaning, values: values() }
+    }
+
     /// The field of that name.
     pub fn named(name: &str) -> Option<&'static Self> {
         FIELDS.iter().find(|field| field.name == name)
@@ -136,7 +164,7 @@ const fn text(
     values: fn() -> Vec<&'static str>,
     get: for<'a> fn(&Subject<'a>) -> Value<'a>,
 ) -> Field {
-    Field { name, kind: Kind::Text, meaning, source, values, is_age: false, get }
+    Field { name, kind: Kind::Text, unit: None, meaning, source, values, is_age: false, get }
 }
 
 const fn flag(
@@ -145,16 +173,17 @@ const fn flag(
     source: &'static str,
     get: for<'a> fn(&Subject<'a>) -> Value<'a>,
 ) -> Field {
-    Field { name, kind: Kind::Flag, meaning, source, values: Vec::new, is_age: false, get }
+    Field { name, kind: Kind::Flag, unit: None, meaning, source, values: Vec::new, is_age: false, get }
 }
 
 const fn count(
     name: &'static str,
+    unit: &'static str,
     meaning: &'static str,
     source: &'static str,
     get: for<'a> fn(&Subject<'a>) -> Value<'a>,
 ) -> Field {
-    Field { name, kind: Kind::Count, meaning, source, values: Vec::new, is_age: false, get }
+    Field { name, kind: Kind::Count, unit: Some(unit), meaning, source, values: Vec::new, is_age: false, get }
 }
 
 const fn seconds(
@@ -164,7 +193,7 @@ const fn seconds(
     is_age: bool,
     get: for<'a> fn(&Subject<'a>) -> Value<'a>,
 ) -> Field {
-    Field { name, kind: Kind::Seconds, meaning, source, values: Vec::new, is_age, get }
+    Field { name, kind: Kind::Seconds, unit: Some("s"), meaning, source, values: Vec::new, is_age, get }
 }
 
 /// What stands for the phase of a request that was never polled.
@@ -177,7 +206,7 @@ pub static FIELDS: [Field; 21] = [
         "why the request waits",
         "diagnosis",
         || Cause::ALL.map(Cause::name).to_vec(),
-        |it| Value::Text(it.diagnosis.cause.name()),
+        |it| Value::Text(it.conclusion.cause.name()),
     ),
     text(
         "phase",
@@ -198,14 +227,14 @@ pub static FIELDS: [Field; 21] = [
         "whether a write of the request may still be under way",
         "diagnosis",
         || vec!["NeverPosted", "Queued", "InFlight", "Quiescent", "Unknown"],
-        |it| Value::Text(it.diagnosis.quiescence.name()),
+        |it| Value::Text(it.conclusion.quiescence.name()),
     ),
     text(
         "confidence",
         "how far the diagnosis can be trusted; low while events of the server are missing",
         "diagnosis",
         || vec!["high", "low"],
-        |it| Value::Text(it.diagnosis.confidence.name()),
+        |it| Value::Text(it.conclusion.confidence.name()),
     ),
     flag("inflight", "whether it is in the inflight queue now", "marks: enter, leave, entry", |it| {
         Value::Flag(it.tracked.request.is_inflight())
@@ -227,28 +256,32 @@ pub static FIELDS: [Field; 21] = [
     seconds("abort_seconds", "time since abort() was called last; -1 when never", "marks: abort, entry", true, |it| {
         Value::Seconds(it.tracked.request.aborted.map_or(-1.0, |aborted| it.seconds_since(aborted.at)))
     }),
-    count("sent_chunks", "chunks given to send()", "marks: send, entry", |it| {
+    count("sent_chunks", "chunks", "chunks given to send()", "marks: send, entry", |it| {
         Value::Count(it.tracked.request.sent_chunks.into())
     }),
-    count("sent_pages", "KV pages given to send()", "marks: send, entry", |it| {
+    count("sent_pages", "pages", "KV pages given to send()", "marks: send, entry", |it| {
         Value::Count(i64::try_from(it.tracked.request.sent_pages).unwrap_or(i64::MAX))
     }),
     flag("room_shared", "whether another live sender has the room now", "marks: open, entry", |it| {
         Value::Flag(it.tracked.room.senders.iter().any(|serial| *serial != it.tracked.request.serial))
     }),
-    count("queue_length", "requests in the server's inflight queue; -1 when not reported yet", "marks: pass", |it| {
-        Value::Count(it.tracked.server.queue_length.map_or(-1, |(length, _)| length.into()))
-    }),
+    count(
+        "queue_length",
+        "requests",
+        "requests in the server's inflight queue; -1 when not reported yet",
+        "marks: pass",
+        |it| Value::Count(it.tracked.server.queue_length.map_or(-1, |(length, _)| length.into())),
+    ),
     text("sglang", "the server's version; empty when not known", "marks: hello", Vec::new, |it| {
         Value::Text(it.tracked.server.hello.as_deref().and_then(|hello| hello.sglang.as_deref()).unwrap_or_default())
     }),
-    count("tp", "size of the attention TP group; 0 when not known", "marks: hello", |it| {
+    count("tp", "ranks", "size of the attention TP group; 0 when not known", "marks: hello", |it| {
         Value::Count(it.hello(|hello| hello.tp).map_or(0, i64::from))
     }),
-    count("pp", "pipeline stages; 0 when not known", "marks: hello", |it| {
+    count("pp", "stages", "pipeline stages; 0 when not known", "marks: hello", |it| {
         Value::Count(it.hello(|hello| hello.pp).map_or(0, i64::from))
     }),
-    count("cp", "size of the attention CP group; 0 when not known", "marks: hello", |it| {
+    count("cp", "ranks", "size of the attention CP group; 0 when not known", "marks: hello", |it| {
         Value::Count(it.hello(|hello| hello.cp).map_or(0, i64::from))
     }),
     seconds(

@@ -3,7 +3,10 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use super::super::{Request, RoomState};
+use super::{
+    super::{Request, RoomState},
+    Serials,
+};
 use crate::{event::clock::Monotonic, record::codec::recorded};
 
 /// For how long they are shown. An alert has to be told, and an agent that is busy to come to it.
@@ -36,10 +39,10 @@ impl Released {
         self.requests.remove(&serial);
     }
 
-    /// Those that are shown at `now`.
-    pub(super) fn shown(&self, now: Monotonic) -> impl Iterator<Item = &Request> {
+    /// Those that are shown at `now`, in order.
+    pub(super) fn shown(&self, now: Monotonic, serials: Serials) -> impl Iterator<Item = &Request> {
         let is_shown = move |request: &&Request| request.ended.is_some_and(|ended| now.since(ended.at) < SHOWN_FOR);
-        self.requests.values().filter(is_shown)
+        self.requests.range(serials).map(|(_, request)| request).filter(is_shown)
     }
 
     /// Forgets those that ended before `before`.

@@ -19,7 +19,8 @@ const PASSES_IN_DOUBT: u32 = 2;
 #[derive(Debug)]
 pub(super) struct Resync {
     epoch: u64,
-    entries: u64,
+    /// The senders that were told of: one that is told of twice does not stand for another one.
+    entries: HashSet<u64>,
     pub(super) alive: HashSet<u64>,
 }
 
@@ -63,20 +64,22 @@ impl Process {
     }
 
     pub(super) fn begin_resync(&mut self, epoch: u64) {
+        let has_begun = self.resync.as_ref().is_some_and(|resync| resync.epoch == epoch);
         if let Sync::Asked { epoch: asked, reason, .. } = self.state.sync
             && asked == epoch
+            && !has_begun
         {
             if reason.is_loss() {
                 // That a worker was done with its chunk may be among what was lost.
                 self.transfers.forget_workers();
             }
-            self.resync = Some(Resync { epoch, entries: 0, alive: HashSet::new() });
+            self.resync = Some(Resync { epoch, entries: HashSet::new(), alive: HashSet::new() });
         }
     }
 
     pub(super) fn entry(&mut self, room: Room, serial: u64, epoch: u64, entry: &Entry, applying: &mut Applying<'_>) {
         let Some(resync) = self.resync.as_mut().filter(|resync| resync.epoch == epoch) else { return };
-        resync.entries = resync.entries.saturating_add(1);
+        resync.entries.insert(serial);
         resync.alive.insert(serial);
         let entry = entry.clone().in_clock_of_the_node(self.clock_offset);
         let known = self.take_out(serial);
@@ -87,7 +90,7 @@ impl Process {
         state.known_absent |= entry.dropped.is_some() || entry.cleared_by.is_some();
         let is_new = known.is_none();
         let former_room = known.as_ref().map(|known| known.room);
-        let before = known.unwrap_or_else(|| Request::opened(serial, room, entry.backend, applying.at));
+        let before = known.map_or_else(|| Request::opened(serial, room, entry.backend, applying.at), |known| *known);
         let request = Request {
             room,
             rid: entry.rid.or(before.rid),
@@ -121,7 +124,7 @@ impl Process {
 
     pub(super) fn end_resync(&mut self, epoch: u64, entries: u64, applying: &mut Applying<'_>) {
         let Some(resync) = self.resync.take_if(|resync| resync.epoch == epoch) else { return };
-        if resync.entries != entries {
+        if resync.entries.len() as u64 != entries {
             self.needs_resync(ResyncReason::EntriesMissing);
             return;
         }
@@ -130,6 +133,7 @@ impl Process {
                 self.forget(serial, None, applying);
             }
         }
+        self.passes_in_doubt = 0;
         self.state.sync = Sync::Complete;
     }
 }

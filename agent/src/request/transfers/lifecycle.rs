@@ -29,7 +29,7 @@ pub(super) struct Made {
 impl Transfers {
     pub(super) fn follow_flushes(&mut self, handle: Handle, lists: [u64; 2], tid: u32) {
         let followed = |transfer: &&Transfer| handle.engine == Engine::Nixl && transfer.parts > 0;
-        if let Some(transfer) = self.live.get(&handle).filter(followed) {
+        if let Some(transfer) = self.live.get(&handle).map(Box::as_ref).filter(followed) {
             self.flushes.posting(transfer.generation, transfer.parts, lists);
             self.flushed_handles.insert(transfer.generation, handle);
             if self.posting.len() >= MAX_THREADS {
@@ -93,7 +93,7 @@ impl Transfers {
         let Made { operation, parts, size } = made;
         let (generation, state) = (self.generation, TransferState::Made);
         let transfer = Transfer { handle, generation, operation, parts, size, joined, tid, since: at, state, moved: 0 };
-        self.live.insert(handle, transfer);
+        self.live.insert(handle, Box::new(transfer));
     }
 
     pub(super) fn posting(
@@ -170,7 +170,7 @@ impl Transfers {
             let Some((handle, generation)) = self.idle.pop_front() else { return false };
             let is_idle =
                 |transfer: &Transfer| transfer.generation == generation && transfer.state != TransferState::InFlight;
-            if self.live.get(&handle).is_some_and(is_idle) {
+            if self.live.get(&handle).map(Box::as_ref).is_some_and(is_idle) {
                 self.live.remove(&handle);
             }
         }
@@ -229,7 +229,7 @@ impl Transfers {
         let is_asked_for = matches!(&subject, TransferSubject::Room(room) if has_senders(*room));
         // A failure is kept for a while: somebody will ask what it was.
         let is_done = |known: &SubjectTransfers| known.is_over() && known.failure.is_none();
-        if !is_asked_for && self.subjects.get(&subject).is_some_and(is_done) {
+        if !is_asked_for && self.subjects.get(&subject).map(Box::as_ref).is_some_and(is_done) {
             self.subjects.remove(&subject);
         }
     }

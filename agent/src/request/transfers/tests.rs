@@ -71,7 +71,7 @@ fn ended(transfers: &Transfers, engine: Engine, end: &'static str) -> u64 {
 }
 
 fn under_way(transfers: &Transfers) -> usize {
-    let all = transfers.subjects.values().chain([&transfers.not_joined]);
+    let all = transfers.subjects.values().map(Box::as_ref).chain([&transfers.not_joined]);
     all.filter_map(SubjectTransfers::under_way).map(|(count, _)| count).sum()
 }
 
@@ -366,10 +366,11 @@ fn is_consistent(transfers: &Transfers, limit: usize) -> Result<(), TestCaseErro
     prop_assert_eq!(under_way(transfers), in_flight);
     prop_assert!(transfers.live.len() <= limit && transfers.abandoned.len() <= limit);
     prop_assert!(transfers.idle.len() <= 3 * limit + 1);
-    let unproved: u64 = transfers.subjects.values().chain([&transfers.not_joined]).map(|it| it.unproved).sum();
+    let unproved: u64 =
+        transfers.subjects.values().map(Box::as_ref).chain([&transfers.not_joined]).map(|it| it.unproved).sum();
     prop_assert!(unproved >= transfers.abandoned.len() as u64, "{unproved} of {}", transfers.abandoned.len());
     let is_kept_for_nothing = |subject: &SubjectTransfers| subject.is_over() && subject.failure.is_none();
-    prop_assert!(!transfers.subjects.values().any(is_kept_for_nothing), "no room has senders here");
+    prop_assert!(!transfers.subjects.values().map(Box::as_ref).any(is_kept_for_nothing), "no room has senders here");
     Ok(())
 }
 

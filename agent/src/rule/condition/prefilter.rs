@@ -1,7 +1,4 @@
-//! What a condition needs at least, read off its text once: a healthy request passes none of the filters and costs
-//! two comparisons per rule instead of an evaluation.
-
-use std::time::Duration;
+//! What a condition needs at least, read off its text once: a request that passes no rule's filter is not diagnosed.
 
 use cel::{
     IdedExpr,
@@ -13,7 +10,7 @@ use crate::{diagnose::Cause, rule::field::Field};
 /// A necessary condition: where it says no, the condition is not met.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Prefilter {
-    /// Bit n: the condition may be met with cause n of [`Cause::ALL`].
+    /// Bit n: the condition may be met with the cause of that [`Cause::index`].
     causes: u32,
     /// The condition is not met by anything younger, in seconds.
     min_age: f64,
@@ -22,18 +19,14 @@ pub struct Prefilter {
 impl Prefilter {
     const ANYTHING: Self = Self { causes: u32::MAX, min_age: 0.0 };
 
-    /// Whether the condition may be met by a request of that cause and age.
-    pub fn allows(&self, cause: Cause, age: Duration) -> bool {
-        self.causes & bit(cause.name()) != 0 && age.as_secs_f64() >= self.min_age
+    /// Whether the condition may be met by a request of that cause and age in seconds.
+    pub fn allows(&self, cause: Cause, age: f64) -> bool {
+        self.min_age(cause).is_some_and(|min_age| age >= min_age)
     }
 
-    /// The age below which the condition is never met.
-    pub fn min_age(&self) -> Duration {
-        Duration::try_from_secs_f64(self.min_age).unwrap_or(if self.min_age > 0.0 {
-            Duration::MAX
-        } else {
-            Duration::ZERO
-        })
+    /// The age in seconds below which the condition is never met with that cause; nothing where it never is.
+    pub fn min_age(&self, cause: Cause) -> Option<f64> {
+        (self.causes & 1 << cause.index() != 0).then_some(self.min_age)
     }
 
     pub(super) fn of(expression: &IdedExpr) -> Self {
@@ -95,8 +88,7 @@ fn cause_and_text<'a>(field: &IdedExpr, value: &'a IdedExpr) -> Option<&'a str> 
 }
 
 fn bit(cause: &str) -> u32 {
-    let number = Cause::ALL.iter().position(|known| known.name() == cause);
-    number.and_then(|number| 1_u32.checked_shl(u32::try_from(number).ok()?)).unwrap_or(0)
+    Cause::ALL.iter().find(|known| known.name() == cause).map_or(0, |known| 1 << known.index())
 }
 
 #[cfg(test)]
@@ -110,17 +102,23 @@ mod tests {
 
     #[test]
     fn conjunctions_narrow_and_disjunctions_widen() {
-        let seconds = Duration::from_secs;
         let filter = prefilter("cause == 'Parked' && inflight_seconds > 60 && phase_seconds >= 90.5");
-        assert_eq!(filter.min_age(), Duration::from_millis(90_500));
-        assert!(filter.allows(Cause::Parked, seconds(91)));
-        assert!(!filter.allows(Cause::Parked, seconds(90)));
-        assert!(!filter.allows(Cause::Unknown, seconds(91)));
+        assert_eq!(filter.min_age(Cause::Parked), Some(90.5));
+        assert!(filter.allows(Cause::Parked, 91.0));
+        assert!(!filter.allows(Cause::Parked, 90.0));
+        assert!(!filter.allows(Cause::Unknown, 91.0));
 
         let filter = prefilter("(cause in ['Parked', 'Unknown'] && 5 < waiting_seconds) || cause == 'AbortIgnored'");
-        assert!(filter.allows(Cause::AbortIgnored, Duration::ZERO));
-        assert!(filter.allows(Cause::Unknown, Duration::ZERO), "one age bounds both sides");
-        assert!(!filter.allows(Cause::RoomCollision, seconds(100)));
+        assert!(filter.allows(Cause::AbortIgnored, 0.0));
+        assert!(filter.allows(Cause::Unknown, 0.0), "one age bounds both sides");
+        assert!(!filter.allows(Cause::RoomCollision, 100.0));
+    }
+
+    #[test]
+    fn each_cause_has_a_bit_of_its_own() {
+        for (place, cause) in Cause::ALL.into_iter().enumerate() {
+            assert!(cause.index() == place && place < 32, "{cause}");
+        }
     }
 
     #[test]
@@ -135,6 +133,6 @@ mod tests {
         ] {
             assert_eq!(prefilter(source), Prefilter::ANYTHING, "{source}");
         }
-        assert!(!prefilter("cause != 'Parked'").allows(Cause::Parked, Duration::ZERO));
+        assert!(!prefilter("cause != 'Parked'").allows(Cause::Parked, 0.0));
     }
 }
