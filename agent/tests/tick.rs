@@ -225,6 +225,7 @@ fn bodies() -> impl Strategy<Value = Body> {
             room,
             step: if working > 0 { ChunkStep::Begun } else { ChunkStep::Queued },
             counts: ChunkCounts { queued, working, ..ChunkCounts::default() },
+            queue: None,
         }),
         2 => (0..4_u32).prop_map(|queue_length| Body::Pass { queue_length, passes: 5 }),
         1 => prop::sample::select(vec![Body::Paused, Body::Resumed]),
