@@ -4,7 +4,7 @@
 The kernel patches its scheduler's code when the first such event comes and when the last one goes (`perf_sched_events`,
 a static key). An agent that attaches and detaches makes it do so again and again, and qemu's emulation of several
 processors does not get that right: one now and then still runs the breakpoint that the patch put there for a moment,
-and the kernel panics ("Oops: int3" in `__schedule`; seen on 6.12.117, in one run of three).
+and the kernel panics ("Oops: int3" in `__schedule`; seen on 6.12.117, in two runs of four).
 """
 
 import ctypes
