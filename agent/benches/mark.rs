@@ -113,6 +113,7 @@ fn main() {
         seen += counters.seen;
         lost += counters.lost();
         kernel.detach(key);
+        kernel.wait_for_removal();
     }
     stop.store(true, Ordering::Relaxed);
     let delivered = drained.join().expect("the reader ends");

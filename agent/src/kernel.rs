@@ -7,6 +7,7 @@ pub mod outlook;
 pub mod plan;
 pub mod preflight;
 pub mod probe;
+mod removal;
 pub mod ring;
 
 use std::{
@@ -27,6 +28,7 @@ use dislodge_ebpf::{
 
 use crate::{event::ProcessKey, target::marker::MarkerSite};
 use attach::Link;
+use removal::Removal;
 use ring::Ring;
 
 /// The compiled programs: committed as `ebpf/dislodge.bpf.o`, checked against their sources by the build script.
@@ -91,6 +93,7 @@ pub struct Kernel {
     completions: BpfHashMap<MapData, u64, [u64; 2]>,
     calls: BpfHashMap<MapData, [u32; 2], [u64; 5]>,
     traced: HashMap<ProcessKey, Traced>,
+    removal: Removal,
 }
 
 impl fmt::Debug for Kernel {
@@ -137,8 +140,8 @@ impl Kernel {
         let polls = BpfHashMap::try_from(take(POLLS_MAP)?)?;
         let completions = BpfHashMap::try_from(take(COMPLETIONS_MAP)?)?;
         let calls = BpfHashMap::try_from(take(CALLS_MAP)?)?;
-        let traced = HashMap::new();
-        Ok((Self { ebpf, not_loaded, processes, polls, completions, calls, traced }, ring))
+        let (traced, removal) = (HashMap::new(), Removal::default());
+        Ok((Self { ebpf, not_loaded, processes, polls, completions, calls, traced, removal }, ring))
     }
 
     /// Programs that this kernel would not load, and why.
@@ -164,7 +167,8 @@ impl Kernel {
         }
     }
 
-    /// Takes every probe off a process again. Its counters are gone with them.
+    /// Takes every probe off a process again. Its counters are gone with them. Nothing is seen of it any more; what a probe
+    /// costs the process ends a little later ([`Self::wait_for_removal`]).
     pub fn detach(&mut self, key: ProcessKey) {
         if let Some(Traced { slot, links }) = self.traced.remove(&key) {
             self.drop_links(key, links);
@@ -173,6 +177,11 @@ impl Kernel {
                 tracing::warn!(pid = key.pid, %error, "cannot take the process out of the map of traced processes");
             }
         }
+    }
+
+    /// Waits until every probe that was taken off is gone.
+    pub fn wait_for_removal(&mut self) {
+        self.removal.wait();
     }
 
     /// Takes out the calls of threads that do not live any more; returns how many there were. A call that is under way

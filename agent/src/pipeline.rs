@@ -366,6 +366,7 @@ impl Pipeline {
         for key in attached {
             self.kernel.detach(key);
         }
+        self.kernel.wait_for_removal();
         if let Some(sink) = self.alertmanager.take() {
             sink.shutdown().await;
         }

@@ -149,6 +149,7 @@ fn polls(kernel: &mut Kernel, names: &Names, bed: &Bed, engine: &str, traps: &Tr
         attach(kernel, prefill, sets[state]);
         let each = undisturbed(pair.polls_for(TURN, few));
         kernel.detach(prefill);
+        kernel.wait_for_removal();
         each * 1e9
     });
     println!("  polls, {few} at a time, {ROUNDS} rounds:");
@@ -169,6 +170,7 @@ fn polls(kernel: &mut Kernel, names: &Names, bed: &Bed, engine: &str, traps: &Tr
         pair.polls(few, &of);
         let ran = programs::between(&before, &programs::runs(names));
         kernel.detach(prefill);
+        kernel.wait_for_removal();
         let both = poll.spec.entry.into_iter().chain(poll.spec.exit).map(|program| ran[program].each()).sum::<f64>();
         programs.push(both);
         returns.push(with - without - both - traps.at_entry(poll.prologue));
@@ -215,6 +217,7 @@ fn transfers(
             let counters = kernel.counters(key).expect("it is traced");
             assert_eq!((counters.lost(), counters.calls_full), (0, 0), "{counters:?}");
             kernel.detach(key);
+            kernel.wait_for_removal();
         }
         undisturbed(times)
     });
@@ -237,6 +240,7 @@ fn transfers(
             })
             .collect();
         kernel.detach(key);
+        kernel.wait_for_removal();
         let total = report(&sites(key, ProbeSet::Transfers), &accounts, each, traps);
         println!("    {side}: {:.2} µs per transfer, {:.2} % of it", total / 1e3, total / seconds / 1e7);
     }

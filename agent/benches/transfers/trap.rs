@@ -74,6 +74,7 @@ fn trap(kernel: &mut Kernel, names: &Names, own: ProcessKey, function: Probed) -
         let with = nanoseconds_per_call(function);
         let ran = programs::between(&before, &programs::runs(names));
         kernel.detach(own);
+        kernel.wait_for_removal();
         with - without - ran[MARK_PROGRAM].each()
     });
     median(traps.collect())

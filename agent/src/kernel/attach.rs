@@ -77,13 +77,15 @@ impl Kernel {
     }
 
     pub(super) fn drop_links(&mut self, key: ProcessKey, links: Vec<Link>) {
-        for link in links {
-            if let Some(program) = self.program(link.program)
-                && let Err(error) = program.detach(link.id)
-            {
-                tracing::warn!(pid = key.pid, program = link.program, %error, "cannot detach");
+        let mut owned = Vec::with_capacity(links.len());
+        for Link { program: name, id } in links {
+            let Some(program) = self.program(name) else { continue };
+            match program.take_link(id) {
+                Ok(link) => owned.push(link),
+                Err(error) => tracing::warn!(pid = key.pid, program = name, %error, "cannot detach"),
             }
         }
+        self.removal.begin(owned);
     }
 
     fn attach_site(

@@ -28,6 +28,10 @@ impl Kernel {
         sets: &[ProbeSet],
         returns: &ReturnProbes,
     ) -> Result<Look, Vec<ProbeReport>> {
+        if let Some(slot) = self.traced.get(&key).map(|traced| traced.slot) {
+            // The last look's probes went on counting until they were off.
+            self.forget_polls(slot, &self.polls_of(slot));
+        }
         let mut look = Look { key, links: Vec::new() };
         let mut rows = Vec::new();
         for surveyed in libraries {
