@@ -165,12 +165,12 @@ impl Core {
         self.active.values()
     }
 
-    /// Requests for which an alert fires, by cause. One that has ended is not stuck.
+    /// Requests for which an alert fires, by cause: those of [`Cause::is_stuck`].
     pub fn stuck_by_cause(&self) -> HashMap<Cause, usize> {
         let stuck: BTreeMap<RequestKey, Cause> = self
             .firing()
             .map(|verdict| (verdict.request, verdict.cause))
-            .filter(|(_, cause)| !cause.is_past())
+            .filter(|(_, cause)| cause.is_stuck())
             .collect();
         let mut counts = HashMap::new();
         for cause in stuck.into_values() {

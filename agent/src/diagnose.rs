@@ -3,6 +3,8 @@
 mod cause;
 mod evidence;
 mod quiescence;
+mod stalled;
+mod warmup;
 
 use serde::Serialize;
 
@@ -89,6 +91,8 @@ pub fn conclude(tracked: &Tracked<'_>, now: Monotonic) -> Conclusion {
 mod cause_world;
 #[cfg(test)]
 mod release_tests;
+#[cfg(test)]
+mod server_tests;
 #[cfg(test)]
 #[path = "diagnose/tests.rs"]
 mod tests;

@@ -7,14 +7,15 @@ use serde::Serialize;
 use super::{
     cause::{MOVES_WITHIN, work_ahead},
     quiescence::{SETTLES_WITHIN, is_watched},
+    stalled::stalled_since,
 };
 use crate::{
     event::{
-        Phase, Room,
+        Backend, Phase, Room,
         clock::Monotonic,
         native::{Engine, failure_name},
     },
-    request::{DeviceError, Sync, tracker::Tracked, transfer::Looked},
+    request::{DeviceError, Resurrected, Sync, tracker::Tracked, transfer::Looked},
 };
 
 /// Something that a person can check.
@@ -85,6 +86,9 @@ pub enum Fact {
     SourcesDisagree { hook_counts: u32, transfers: usize },
     TransfersNotAllSeen,
     PagesReleased { transfers: usize },
+    NoPass { since_ms: u64 },
+    Resurrected { room: Room, to: Phase },
+    FakeSender,
 }
 
 impl Fact {
@@ -155,6 +159,17 @@ impl fmt::Display for Fact {
             Self::TransfersNotAllSeen => {
                 f.write_str("not every call into the transfer engine was seen since the request was made")
             }
+            Self::NoPass { since_ms } => {
+                write!(
+                    f,
+                    "the scheduler made its last pass: it has polled nobody for {} s, and is not paused",
+                    since_ms / 1000
+                )
+            }
+            Self::Resurrected { room, to } => write!(f, "room {room} had Failed, and was made {to} again"),
+            Self::FakeSender => {
+                f.write_str("a fake sender, of a warm-up or a health check: it has nothing to transfer")
+            }
             Self::NobodyAsksForStatus => f.write_str("looked at: nobody asks the engine where the transfer stands"),
             Self::SourcesDisagree { hook_counts, transfers } => {
                 write!(
@@ -189,6 +204,15 @@ pub(super) fn evidence(tracked: &Tracked<'_>, now: Monotonic) -> Vec<Evidence> {
     }
     if let Some(at) = request.update_dropped {
         seen(at, Fact::UpdateDropped { room: request.room });
+    }
+    if let Some(Resurrected { at, to }) = request.resurrected {
+        seen(at, Fact::Resurrected { room: request.room, to });
+    }
+    if let Some(since) = stalled_since(tracked, now) {
+        seen(since, Fact::NoPass { since_ms: now.since(since).as_millis() as u64 });
+    }
+    if request.backend == Backend::Fake {
+        seen(request.created, Fact::FakeSender);
     }
     if request.phase == Some(Phase::Bootstrapping) {
         seen(request.created, Fact::NoDecodeRegistered);

@@ -12,7 +12,7 @@ use std::{
 };
 
 use super::{
-    Aborted, Ended, Request, RequestKey, ResyncReason, RoomState, ServerState, Sync,
+    Aborted, Ended, Request, RequestKey, Resurrected, ResyncReason, RoomState, ServerState, Sync,
     tracker::{Change, Step, Tracked, Unused},
     transfers::Transfers,
 };
@@ -171,6 +171,9 @@ impl Process {
             Body::Phase { sender, old, new, .. } => {
                 let passes = self.state.passes;
                 if let (Some(request), Some(new)) = (self.request(*sender, applying), *new) {
+                    if *old == Some(Phase::Failed) {
+                        request.resurrected = Some(Resurrected { at, to: new });
+                    }
                     request.phase = Some(new);
                     request.phase_since = at;
                     request.phase_passes = passes;
@@ -218,7 +221,11 @@ impl Process {
             Body::Chunk { room, step, counts, queue } => self.chunk(*room, *step, *counts, *queue, applying),
             Body::Pass { queue_length, passes } => self.pass(*queue_length, *passes, at),
             Body::Paused => self.state.paused = true,
-            Body::Resumed => self.state.paused = false,
+            Body::Resumed => {
+                self.state.paused = false;
+                // A pause may be longer than any stall; only a loop that was seen to turn is expected to go on.
+                self.state.turned = self.state.turned.map(|_| at);
+            }
             Body::Remedy { sender, flag, .. } => {
                 if let Some(request) = self.request(*sender, applying) {
                     request.remedied = Some(at);
@@ -359,8 +366,14 @@ impl Process {
         state.status = after;
         state.known_absent = after.is_none();
         let senders = state.senders.clone();
+        let resurrected = resurrected(before, after).filter(|_| senders.len() == 1);
         for serial in senders {
             let Some(request) = self.requests.get_mut(&serial) else { continue };
+            request.resurrected = match resurrected {
+                Some(to) => Some(Resurrected { at: applying.at, to }),
+                None if after == Some(Phase::Failed) => None,
+                None => request.resurrected,
+            };
             if dropped {
                 request.update_dropped.get_or_insert(applying.at);
                 self.changed(serial, Step::UpdateDropped, applying);
@@ -419,6 +432,13 @@ impl Process {
             }
         }
     }
+}
+
+/// What a room's status became though it was Failed. Bootstrapping is none: a new sender on a room whose former one failed
+/// begins with it.
+fn resurrected(before: Option<Phase>, after: Option<Phase>) -> Option<Phase> {
+    let is_better = |after: &Phase| !matches!(after, Phase::Failed | Phase::Bootstrapping);
+    after.filter(|after| before == Some(Phase::Failed) && is_better(after))
 }
 
 #[cfg(test)]
