@@ -3,6 +3,7 @@
 //! again.
 
 mod input;
+mod ranks;
 mod snapshot;
 
 use std::{
@@ -81,6 +82,7 @@ impl Core {
             }
             Input::Rules { rules: Rules::Elsewhere { .. }, .. } => {}
             Input::Tick { now, pace } => {
+                tracker.compare_ranks(&ranks::groups(&self.identities, tracker), now);
                 let stopwatch = Stopwatch::start(pace);
                 effects.verdicts.extend(self.tick(now, &stopwatch));
                 effects.stopped = stopwatch.stopped();

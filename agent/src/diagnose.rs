@@ -3,6 +3,7 @@
 mod cause;
 mod evidence;
 mod quiescence;
+mod ranks;
 mod stalled;
 mod warmup;
 
@@ -89,6 +90,8 @@ pub fn conclude(tracked: &Tracked<'_>, now: Monotonic) -> Conclusion {
 
 #[cfg(test)]
 mod cause_world;
+#[cfg(test)]
+mod rank_tests;
 #[cfg(test)]
 mod release_tests;
 #[cfg(test)]

@@ -72,6 +72,8 @@ pub struct Request {
     pub cleared_at: Option<Monotonic>,
     /// When its room, which had Failed, was made something better again, and what. Nothing once it has failed for good.
     pub resurrected: Option<Resurrected>,
+    /// Another rank of the server that dropped it, while this one has it in its queue still.
+    pub dropped_by: Option<DroppedBy>,
     /// When a failure flag was set by us.
     pub remedied: Option<Monotonic>,
     /// How it ended, when it did.
@@ -81,10 +83,11 @@ pub struct Request {
 recorded!(struct Request {
     serial, room, rid, backend, created, phase, phase_since, phase_passes, entered, sent_chunks, sent_pages, sent_last, aborted,
     update_dropped, peer_aborted, shared_with, cleared_by, cleared_at, remedied, ended,
-    resurrected,
+    resurrected, dropped_by,
 });
 recorded!(struct Aborted { at, passes });
 recorded!(struct Resurrected { at, to });
+recorded!(struct DroppedBy { at, rank });
 recorded!(struct Ended { at, left, unsafe_release });
 recorded!(struct UnsafeRelease { transfers, oldest, certain });
 
@@ -104,6 +107,15 @@ pub struct Resurrected {
     pub at: Monotonic,
     /// By what.
     pub to: Phase,
+}
+
+/// A request that left the queue of one rank of a server and not of another: every rank has to drop the same ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DroppedBy {
+    /// When it left.
+    pub at: Monotonic,
+    /// Whose queue.
+    pub rank: ProcessKey,
 }
 
 /// The end of a request.
@@ -152,6 +164,7 @@ impl Request {
             cleared_by: None,
             cleared_at: None,
             resurrected: None,
+            dropped_by: None,
             remedied: None,
             ended: None,
         }
@@ -279,20 +292,31 @@ pub struct ServerState {
     /// When the scheduler's loop last showed that it turns: by a pass, or by resuming after one; nothing before the first
     /// pass that the agent saw.
     pub turned: Option<Monotonic>,
+    /// The first request on which the ranks of this server differ, of this one or another rank: since when, and its room.
+    pub ranks_differ: Option<(Monotonic, Room)>,
     /// Whether generation is paused.
     pub paused: bool,
     /// What its transfer engine shows.
     pub native: NativeState,
 }
 
-recorded!(struct ServerState { hello, sync, queue_length, passes, paused, native, turned });
+recorded!(struct ServerState { hello, sync, queue_length, passes, paused, native, turned, ranks_differ });
 recorded!(enum Sync { 0 Complete {}, 1 Needed(reason), 2 Asked { epoch, at, reason } });
 
 impl ServerState {
     /// A server that has said nothing yet.
     pub fn new(sync: Sync) -> Self {
         let native = NativeState::default();
-        Self { hello: None, sync, queue_length: None, passes: 0, turned: None, paused: false, native }
+        Self {
+            hello: None,
+            sync,
+            queue_length: None,
+            passes: 0,
+            turned: None,
+            ranks_differ: None,
+            paused: false,
+            native,
+        }
     }
 }
 

@@ -207,16 +207,20 @@ fn what_an_alerted_request_looks_like_is_told_when_it_changes() {
 
 // The rules that come with the agent
 
-const CASES: [(Cause, &str, f64); 8] = [
+const CASES: [(Cause, &str, f64); 9] = [
     (Cause::RoomCollision, "RoomCollision", 30.0),
     (Cause::UpdateDropped, "UpdateDropped", 30.0),
     (Cause::AbortIgnored, "AbortIgnored", 31.0),
     (Cause::Parked, "Parked", 60.5),
     (Cause::NeverBootstrapped, "NeverBootstrapped", 345.5),
     (Cause::LoopStalled, "LoopStalled", 360.0),
+    (Cause::RankDivergence, "RankDivergence", 60.0),
     (Cause::Resurrected, "Resurrected", 60.0),
     (Cause::Unknown, "PinnedUnknown", 390.5),
 ];
+
+/// Causes that are about the server as a whole: a warm-up shows them as well.
+const OF_THE_SERVER: [Cause; 2] = [Cause::LoopStalled, Cause::RankDivergence];
 
 /// Causes that transfers show, whatever else is known of the request: when the rule fires, and how urgent it is.
 const OF_TRANSFERS: [(Cause, f64, Severity); 7] = [
@@ -328,7 +332,7 @@ fn no_default_rule_fires_while_generation_is_paused() {
 
 #[test]
 fn a_warm_up_is_information_only() {
-    for (cause, ..) in CASES.into_iter().filter(|(cause, ..)| *cause != Cause::LoopStalled) {
+    for (cause, ..) in CASES.into_iter().filter(|(cause, ..)| !OF_THE_SERVER.contains(cause)) {
         let mut world = World::pinned(cause);
         world.request.backend = Backend::Fake;
         assert_eq!(fired(&world, 0.0, 800.0), [], "{cause}: it was not polled long enough to tell");

@@ -282,7 +282,7 @@ proptest! {
     fn no_event_makes_a_test_panic(events in proptest::collection::vec((
         0..30_u32,
         prop::sample::select(vec![
-            "open, room: 7, sender: 1", "open, room: 18446744073709551615, sender: 18446744073709551615", "open, room: 7, sender: 2, backend: fake",
+            "open, room: 7, sender: 1", "open, room: 7, sender: 1, rank: 1", "enter, sender: 1, rank: 1", "leave, sender: 1, reason: failed, rank: 1", "open, room: 18446744073709551615, sender: 18446744073709551615", "open, room: 7, sender: 2, backend: fake",
             "close, sender: 1", "phase, sender: 1, to: none", "phase, sender: 1, to: Failed", "abort, sender: 1", "update, room: 7, from: Failed, to: Success",
             "send, sender: 1, pages: 4294967295, last: true", "clear, sender: 1", "failure, sender: 1", "enter, sender: 1, rid: ''", "leave, sender: 1, reason: removed",
             "peer_abort, room: 7", "chunk, room: 7, step: begun, queued: 65535, thread: 0", "post, handle: 1, room: 7", "transfer, handle: 1, status: failed, code: -2147483648",
@@ -292,7 +292,7 @@ proptest! {
         let mut events = events;
         events.sort_by_key(|(at, _)| *at);
         let events: String = events.iter().map(|(at, what)| format!("      - {{at: {at}s, what: {what}}}\n")).collect();
-        let (_folder, file) = folder(&format!("tests:\n  - name: x\n    events:\n{events}      - {{at: 30s, what: paused}}\n    expect: [{{at: 31s, alerts: []}}]\n"));
+        let (_folder, file) = folder(&format!("tests:\n  - name: x\n    server: {{tp: 2}}\n    events:\n{events}      - {{at: 30s, what: paused}}\n    expect: [{{at: 31s, alerts: []}}]\n"));
         let loaded: Result<_, Vec<Problem>> = load_file(&file, &rules());
         for test in loaded.unwrap_or_default() {
             run(&test, || Ok(rules())).unwrap();

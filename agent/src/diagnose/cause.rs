@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use super::{
     quiescence::{is_proved_by_transfers, is_watched},
+    ranks::diverges,
     stalled::stalled_since,
     warmup,
 };
@@ -56,6 +57,8 @@ pub enum Cause {
     UnsafeRelease,
     /// The scheduler itself is stuck: it makes no pass over its queue, so it polls nobody.
     LoopStalled,
+    /// The ranks of its server have dropped different requests: their collectives hang, or will.
+    RankDivergence,
     /// It had failed, and a late call made its room's status better than that again.
     Resurrected,
     /// A warm-up or a health check, which has nothing to transfer, and does not end.
@@ -66,7 +69,7 @@ pub enum Cause {
 
 impl Cause {
     /// Every cause that can be diagnosed.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 18] = [
         Self::RoomCollision,
         Self::UpdateDropped,
         Self::AbortIgnored,
@@ -81,6 +84,7 @@ impl Cause {
         Self::CompletionLost,
         Self::UnsafeRelease,
         Self::LoopStalled,
+        Self::RankDivergence,
         Self::Resurrected,
         Self::WarmupPinned,
         Self::Unknown,
@@ -127,6 +131,7 @@ impl Cause {
             Self::CompletionLost => "CompletionLost",
             Self::UnsafeRelease => "UnsafeRelease",
             Self::LoopStalled => "LoopStalled",
+            Self::RankDivergence => "RankDivergence",
             Self::Resurrected => "Resurrected",
             Self::WarmupPinned => "WarmupPinned",
             Self::Unknown => "Unknown",
@@ -161,6 +166,9 @@ pub fn cause(tracked: &Tracked<'_>, now: Monotonic) -> Cause {
     let Tracked { request, room, server, .. } = *tracked;
     if request.ended.is_some_and(|ended| ended.unsafe_release.is_some()) {
         return Cause::UnsafeRelease;
+    }
+    if diverges(tracked, now).is_some() {
+        return Cause::RankDivergence;
     }
     if stalled_since(tracked, now).is_some() {
         return Cause::LoopStalled;

@@ -7,6 +7,7 @@ use serde::Serialize;
 use super::{
     cause::{MOVES_WITHIN, work_ahead},
     quiescence::{SETTLES_WITHIN, is_watched},
+    ranks::diverges,
     stalled::stalled_since,
 };
 use crate::{
@@ -87,6 +88,8 @@ pub enum Fact {
     TransfersNotAllSeen,
     PagesReleased { transfers: usize },
     NoPass { since_ms: u64 },
+    RanksDiffer { room: Room },
+    DroppedByRank { pid: u32 },
     Resurrected { room: Room, to: Phase },
     FakeSender,
 }
@@ -166,6 +169,12 @@ impl fmt::Display for Fact {
                     since_ms / 1000
                 )
             }
+            Self::RanksDiffer { room } => {
+                write!(f, "one rank of this server dropped the request of room {room}, another one has it still")
+            }
+            Self::DroppedByRank { pid } => {
+                write!(f, "left the queue of another rank of this server, pid {pid}, and is in this one's still")
+            }
             Self::Resurrected { room, to } => write!(f, "room {room} had Failed, and was made {to} again"),
             Self::FakeSender => {
                 f.write_str("a fake sender, of a warm-up or a health check: it has nothing to transfer")
@@ -207,6 +216,11 @@ pub(super) fn evidence(tracked: &Tracked<'_>, now: Monotonic) -> Vec<Evidence> {
     }
     if let Some(Resurrected { at, to }) = request.resurrected {
         seen(at, Fact::Resurrected { room: request.room, to });
+    }
+    if let Some(dropped) = request.dropped_by {
+        seen(dropped.at, Fact::DroppedByRank { pid: dropped.rank.pid });
+    } else if let Some(room) = diverges(tracked, now) {
+        seen(server.ranks_differ.map_or(request.created, |(at, _)| at), Fact::RanksDiffer { room });
     }
     if let Some(since) = stalled_since(tracked, now) {
         seen(since, Fact::NoPass { since_ms: now.since(since).as_millis() as u64 });

@@ -2,6 +2,7 @@
 
 mod dead;
 mod native;
+mod ranks;
 mod released;
 mod resync;
 
@@ -17,6 +18,8 @@ use super::{
     transfers::Transfers,
 };
 use dead::DeadRooms;
+use ranks::LeftRooms;
+pub(super) use ranks::differences;
 use released::Released;
 use resync::Resync;
 
@@ -39,6 +42,7 @@ pub(super) struct Process {
     /// nodes are half empty.
     requests: BTreeMap<u64, Box<Request>>,
     released: Released,
+    left: LeftRooms,
     /// Those that have a sender, and those that are kept without one. Boxed, since a table of many entries is more than
     /// half empty once it has grown.
     rooms: HashMap<Room, Box<RoomState>>,
@@ -52,7 +56,7 @@ pub(super) struct Process {
 
 recorded!(struct Process {
     key, clock_offset, state, requests, rooms, dead, transfers, inflight, newest_serial, passes_in_doubt, resync,
-    released,
+    released, left,
 });
 
 /// What applying an event needs beside the process.
@@ -72,6 +76,7 @@ impl Process {
             state: ServerState::new(Sync::Needed(ResyncReason::Attached)),
             requests: BTreeMap::new(),
             released: Released::default(),
+            left: LeftRooms::default(),
             rooms: HashMap::new(),
             dead: DeadRooms::default(),
             transfers: Transfers::new(max_transfers),
@@ -323,6 +328,9 @@ impl Process {
         if unsafe_release.is_some() {
             self.transfers.count_unsafe_release();
             self.released.keep(request.as_ref().clone());
+        }
+        if left.is_some() && self.has_other_ranks() {
+            self.left.keep(request.room, applying.at);
         }
         self.drop_idle_room(request.room, applying);
         applying.changes.push(Change {

@@ -28,6 +28,8 @@ pub(super) const LONGEST: Duration = Duration::from_secs(86_400);
 #[derive(Debug)]
 pub(super) struct Step {
     pub(super) at: Duration,
+    /// Of which rank, from 0; nothing where it is of every one.
+    pub(super) rank: Option<u32>,
     pub(super) what: What,
 }
 
@@ -47,7 +49,7 @@ pub(super) enum What {
 
 pub(super) type Raw = Spanned<BTreeMap<String, Text>>;
 
-/// What can happen, with the keys that it needs and those that it may have beside `at` and `what`.
+/// What can happen, with the keys that it needs and those that it may have beside `at`, `what` and `rank`.
 const KINDS: [(&str, &[&str], &[&str]); 23] = [
     ("open", &["room", "sender"], &["backend"]),
     ("close", &["sender"], &[]),
@@ -79,6 +81,7 @@ pub(super) const SHAPE: Shape = Shape::Map(&[
     ("what", Shape::Any),
     ("room", Shape::Any),
     ("sender", Shape::Any),
+    ("rank", Shape::Any),
     ("backend", Shape::Any),
     ("from", Shape::Any),
     ("to", Shape::Any),
@@ -100,24 +103,25 @@ pub(super) const SHAPE: Shape = Shape::Map(&[
 /// What is known of the events before: a sender's room and phase need not be said again.
 #[derive(Debug, Default)]
 pub(super) struct Known {
-    senders: HashMap<u64, (Room, Option<Phase>)>,
+    senders: HashMap<(u32, u64), (Room, Option<Phase>)>,
     at: Duration,
 }
 
 /// The step that `raw` says; nothing where it is not sound, with every problem noted.
-pub(super) fn step(raw: &Raw, known: &mut Known, problems: &mut Problems<'_>) -> Option<Step> {
-    let event = Event { raw, known, problems };
-    event.read()
+pub(super) fn step(raw: &Raw, ranks: u32, known: &mut Known, problems: &mut Problems<'_>) -> Option<Step> {
+    let event = Event { raw, known, problems, rank: 0 };
+    event.read(ranks)
 }
 
 struct Event<'a, 'b, 'c> {
     raw: &'a Raw,
     known: &'b mut Known,
     problems: &'b mut Problems<'c>,
+    rank: u32,
 }
 
 impl<'a> Event<'a, '_, '_> {
-    fn read(mut self) -> Option<Step> {
+    fn read(mut self, ranks: u32) -> Option<Step> {
         let at = self.at();
         let raw = self.raw;
         let Some(what) = raw.value.get("what") else {
@@ -140,13 +144,21 @@ impl<'a> Event<'a, '_, '_> {
         for (key, value) in &raw.value {
             let key = key.as_str();
             let is_known = matches!(SHAPE, Shape::Map(known) if known.iter().any(|(known, _)| *known == key));
-            if is_known && !["at", "what"].contains(&key) && !needed.contains(&key) && !optional.contains(&key) {
+            if is_known && !["at", "what", "rank"].contains(&key) && !needed.contains(&key) && !optional.contains(&key)
+            {
                 self.problems.at(value, format!("`{name}` has no `{key}`"));
                 sound = false;
             }
         }
+        self.rank = self.number("rank", 0)?;
+        if let (Some(text), true) = (self.text("rank"), self.rank >= ranks) {
+            self.problems.at(text, format!("the server has {ranks} ranks, from 0 on; `server` says how many"));
+            return None;
+        }
         let what = sound.then(|| self.what(name)).flatten()?;
-        Some(Step { at: at?, what })
+        // A loop that stops stops all of them: they wait for each other.
+        let of_all = matches!(what, What::Loop(_)) && self.text("rank").is_none();
+        Some(Step { at: at?, rank: (!of_all).then_some(self.rank), what })
     }
 
     fn at(&mut self) -> Option<Duration> {
@@ -193,7 +205,7 @@ impl<'a> Event<'a, '_, '_> {
     /// A sender that was opened, with its room.
     fn sender(&mut self) -> Option<(u64, Room)> {
         let sender = self.number("sender", 0)?;
-        let room = self.known.senders.get(&sender).map(|(room, _)| *room);
+        let room = self.known.senders.get(&(self.rank, sender)).map(|(room, _)| *room);
         if let (None, Some(text)) = (room, self.text("sender")) {
             self.problems.at(text, format!("sender {sender} was not opened before"));
         }
@@ -265,13 +277,13 @@ impl<'a> Event<'a, '_, '_> {
         let backends = Backend::ALL.map(|backend| (backend.name(), backend));
         let backend = if self.text("backend").is_some() { self.word("backend", &backends)? } else { Backend::Nixl };
         let (room, sender) = (self.room()?, self.number("sender", 0)?);
-        self.known.senders.insert(sender, (room, None));
+        self.known.senders.insert((self.rank, sender), (room, None));
         Some(Body::Open { room, sender, backend })
     }
 
     fn phase(&mut self) -> Option<Body> {
         let ((sender, room), new) = (self.sender()?, self.status("to")?);
-        let old = self.known.senders.insert(sender, (room, new)).and_then(|(_, phase)| phase);
+        let old = self.known.senders.insert((self.rank, sender), (room, new)).and_then(|(_, phase)| phase);
         Some(Body::Phase { room, sender, old, new })
     }
 

@@ -17,6 +17,8 @@ use crate::{
 
 /// How often rules are evaluated where a test does not say so. The agent does so five times a second.
 const INTERVAL: Duration = Duration::from_secs(1);
+/// Most ranks in one direction.
+const MAX_SIZE: u32 = 8;
 /// Most evaluations of one test.
 const MAX_TICKS: u128 = 200_000;
 
@@ -131,8 +133,8 @@ fn test(raw: Spanned<RawTest>, folder: &Path, rules: &RuleSet, problems: &mut Pr
         (None, Some(events)) => {
             let interval = raw.interval.map_or(Some(INTERVAL), |text| interval(&text, end, problems));
             let server = server(raw.server.unwrap_or_default(), problems);
-            let mut known = Known::default();
-            let steps = events.iter().filter_map(|raw| step(raw, &mut known, problems)).collect();
+            let (mut known, ranks) = (Known::default(), ranks(&server));
+            let steps = events.iter().filter_map(|raw| step(raw, ranks, &mut known, problems)).collect();
             interval.map(|interval| Happens::Told { server: Box::new(server), interval, steps })
         }
         (None, None) => None,
@@ -156,7 +158,7 @@ fn server(raw: BTreeMap<String, Text>, problems: &mut Problems<'_>) -> Hello {
         let seconds = || text.value.parse().ok().filter(|seconds: &f64| seconds.is_finite() && *seconds >= 0.0);
         let sound = match key.as_str() {
             "tp" | "pp" | "cp" => {
-                let size = text.value.parse().ok().filter(|size| *size > 0);
+                let size = text.value.parse().ok().filter(|size| (1..=MAX_SIZE).contains(size));
                 match key.as_str() {
                     "tp" => hello.tp = size,
                     "pp" => hello.pp = size,
@@ -183,6 +185,11 @@ fn server(raw: BTreeMap<String, Text>, problems: &mut Problems<'_>) -> Hello {
         }
     }
     hello
+}
+
+/// How many ranks a server has that the agent compares: with context parallelism it compares none.
+pub(super) fn ranks(server: &Hello) -> u32 {
+    server.tp.unwrap_or(1) * server.pp.unwrap_or(1)
 }
 
 fn expected(raw: Vec<Spanned<RawExpected>>, rules: &RuleSet, problems: &mut Problems<'_>) -> Vec<Expected> {

@@ -1,15 +1,18 @@
 //! Runs a test: a core is told what happens, and its alerts are compared with what is expected at each time.
 
 use std::{
+    collections::BTreeMap,
     fs::File,
     io::{self, BufReader},
     path::PathBuf,
+    sync::Arc,
     time::Duration,
 };
 
 use super::{
     Alert, Expected, Happens, Mismatch, RuleTest,
     event::{SCHEDULER, Step, What},
+    load::ranks,
 };
 use crate::{
     core::{Core, Effects, Input, Pace},
@@ -21,9 +24,11 @@ use crate::{
     },
     request::{ResyncReason, tracker::Limits},
     rule::{RuleSet, alert::AlertState},
+    verdict::{ServerIdentity, Verdict},
 };
 
-const PROCESS: ProcessKey = ProcessKey { pid: 1, start: 1 };
+/// What started the ranks of the server.
+const PARENT: ProcessKey = ProcessKey { pid: 1, start: 1 };
 const EPOCH: u64 = 1;
 const LIMITS: Limits = Limits { requests: 100_000, transfers: 100_000 };
 /// The clock at a test's beginning: what happened before it, if only in a diagnosis, must have a time as well.
@@ -92,7 +97,7 @@ pub fn run(test: &RuleTest, rules: impl Fn() -> Result<RuleSet, Vec<Problem>>) -
 
 /// The alerts of a core.
 fn alerts(core: &Core) -> Vec<Alert> {
-    let alert = |verdict: &std::sync::Arc<crate::verdict::Verdict>| Alert {
+    let alert = |verdict: &Arc<Verdict>| Alert {
         rule: verdict.rule.to_string(),
         fires: verdict.state == AlertState::Firing,
         room: Some(verdict.room.to_string()),
@@ -136,37 +141,48 @@ fn recorded(path: &PathBuf, at: Duration, rules: RuleSet) -> Result<Vec<Alert>, 
     if last < at { Err(RunError::Ends { path: path(), length: last, at }) } else { Ok(alerts(&core)) }
 }
 
-/// A server that is completely known, whose transfers are all seen, and whose loop turns unless a test says otherwise.
+/// A server whose ranks are completely known, whose transfers are all seen, and whose loops turn unless a test says otherwise.
 struct Scene {
     core: Core,
     interval: Duration,
     next_tick: Duration,
     sequence: u64,
-    turns: bool,
+    /// The ranks that live, and whether their loops turn.
+    turns: BTreeMap<u32, bool>,
 }
 
 impl Scene {
     fn new(rules: RuleSet, server: &Hello, interval: Duration) -> Self {
         let core = Core::new(rules, LIMITS);
-        let mut scene = Self { core, interval, next_tick: Duration::ZERO, sequence: 0, turns: true };
-        let (process, at) = (PROCESS, BEGIN);
-        scene.tell(Input::Attach { process, identity: Box::default(), clock_offset: 0 });
-        scene.tell(Input::Watch { process, engine: Some(Engine::Nixl), at });
-        scene.tell(Input::Asked { process, epoch: EPOCH, why: ResyncReason::Attached, at });
-        scene.see(SCHEDULER, Duration::ZERO, Body::Hello(Box::new(server.clone())));
-        scene.see(SCHEDULER, Duration::ZERO, Body::StateBegin { epoch: EPOCH });
-        scene.see(SCHEDULER, Duration::ZERO, Body::StateEnd { epoch: EPOCH, entries: 0 });
+        let mut scene = Self { core, interval, next_tick: Duration::ZERO, sequence: 0, turns: BTreeMap::new() };
+        for rank in 0..ranks(server) {
+            scene.add(rank, server);
+        }
         scene
+    }
+
+    fn add(&mut self, rank: u32, server: &Hello) {
+        let (process, at) = (process(rank), BEGIN);
+        let identity = ServerIdentity { parent: Some(PARENT), ..ServerIdentity::default() };
+        let tp = server.tp.unwrap_or(1);
+        let hello = Hello { tp_rank: Some(rank % tp), pp_rank: Some(rank / tp), ..server.clone() };
+        self.turns.insert(rank, true);
+        self.tell(Input::Attach { process, identity: Box::new(identity), clock_offset: 0 });
+        self.tell(Input::Watch { process, engine: Some(Engine::Nixl), at });
+        self.tell(Input::Asked { process, epoch: EPOCH, why: ResyncReason::Attached, at });
+        self.see(rank, SCHEDULER, Duration::ZERO, Body::Hello(Box::new(hello)));
+        self.see(rank, SCHEDULER, Duration::ZERO, Body::StateBegin { epoch: EPOCH });
+        self.see(rank, SCHEDULER, Duration::ZERO, Body::StateEnd { epoch: EPOCH, entries: 0 });
     }
 
     fn tell(&mut self, input: Input) {
         self.core.apply(input, &mut Effects::default());
     }
 
-    fn see(&mut self, tid: u32, at: Duration, body: Body) {
+    fn see(&mut self, rank: u32, tid: u32, at: Duration, body: Body) {
         self.sequence += 1;
         let (sequence, at) = (self.sequence, BEGIN.plus(at));
-        self.tell(Input::Event(Event { pid: PROCESS.pid, tid, at, sequence, detail_lost: false, body }));
+        self.tell(Input::Event(Event { pid: process(rank).pid, tid, at, sequence, detail_lost: false, body }));
     }
 
     /// What happens up to `end`, which is evaluated too.
@@ -183,18 +199,22 @@ impl Scene {
 
     fn steps_until<'a>(&mut self, end: Duration, steps: &mut std::iter::Peekable<impl Iterator<Item = &'a Step>>) {
         while let Some(step) = steps.next_if(|step| step.at <= end) {
-            let (process, at) = (PROCESS, BEGIN.plus(step.at));
+            let rank = step.rank.unwrap_or_default();
+            let (process, at) = (process(rank), BEGIN.plus(step.at));
             match &step.what {
                 What::Seen(thread, bodies) => {
                     for body in bodies {
-                        self.see(*thread, step.at, body.clone());
+                        self.see(rank, *thread, step.at, body.clone());
                     }
                 }
-                What::Loop(turns) => self.turns = *turns,
+                What::Loop(turn) => {
+                    let those = self.turns.iter_mut().filter(|(rank, _)| step.rank.is_none_or(|it| it == **rank));
+                    those.for_each(|(_, turns)| *turns = *turn);
+                }
                 What::MarksLost => self.tell(Input::Doubt { process, why: ResyncReason::EventsLost }),
                 What::TransfersLost => self.tell(Input::NativeLost { process, at }),
                 What::Exit => {
-                    self.turns = false;
+                    self.turns.remove(&rank);
                     self.tell(Input::Detach { process, at });
                 }
             }
@@ -202,12 +222,22 @@ impl Scene {
     }
 
     fn tick(&mut self, at: Duration) {
-        let paused = self.core.tracker().server(PROCESS).is_some_and(|server| server.paused);
-        if self.turns && !paused {
-            let inflight = self.core.tracker().requests().filter(|tracked| tracked.request.is_inflight()).count();
+        let turning: Vec<u32> = self.turns.iter().filter(|(_, turns)| **turns).map(|(rank, _)| *rank).collect();
+        for rank in turning {
+            let tracker = self.core.tracker();
+            if tracker.server(process(rank)).is_some_and(|server| server.paused) {
+                continue;
+            }
+            let of_rank = tracker.requests().filter(|tracked| tracked.key.process == process(rank));
+            let inflight = of_rank.filter(|tracked| tracked.request.is_inflight()).count();
             let queue_length = u32::try_from(inflight).unwrap_or(u32::MAX);
-            self.see(SCHEDULER, at, Body::Pass { queue_length, passes: PASSES });
+            self.see(rank, SCHEDULER, at, Body::Pass { queue_length, passes: PASSES });
         }
         self.tell(Input::Tick { now: BEGIN.plus(at), pace: Pace::As(None) });
     }
+}
+
+/// The scheduler of a rank.
+fn process(rank: u32) -> ProcessKey {
+    ProcessKey { pid: PARENT.pid + 1 + rank, start: 1 }
 }
