@@ -291,10 +291,13 @@ proptest! {
     ), 0..20)) {
         let mut events = events;
         events.sort_by_key(|(at, _)| *at);
+        let opened: String = [(1, 0), (2, 0), (1, 1)]
+            .map(|(sender, rank)| format!("      - {{at: 0s, rank: {rank}, what: open, room: 7, sender: {sender}}}\n"))
+            .concat();
         let events: String = events.iter().map(|(at, what)| format!("      - {{at: {at}s, what: {what}}}\n")).collect();
-        let (_folder, file) = folder(&format!("tests:\n  - name: x\n    server: {{tp: 2}}\n    events:\n{events}      - {{at: 30s, what: paused}}\n    expect: [{{at: 31s, alerts: []}}]\n"));
+        let (_folder, file) = folder(&format!("tests:\n  - name: x\n    server: {{tp: 2}}\n    events:\n{opened}{events}      - {{at: 30s, what: paused}}\n    expect: [{{at: 31s, alerts: []}}]\n"));
         let loaded: Result<_, Vec<Problem>> = load_file(&file, &rules());
-        for test in loaded.unwrap_or_default() {
+        for test in loaded.unwrap() {
             run(&test, || Ok(rules())).unwrap();
         }
     }

@@ -62,7 +62,7 @@ const KINDS: [(&str, &[&str], &[&str]); 23] = [
     ("enter", &["sender"], &["rid"]),
     ("leave", &["sender", "reason"], &[]),
     ("peer_abort", &["room"], &[]),
-    ("chunk", &["room", "step"], &["queued", "working", "abandoned", "thread"]),
+    ("chunk", &["room", "step"], &["queue", "queued", "working", "abandoned", "thread"]),
     ("post", &["handle"], &["room", "thread"]),
     ("transfer", &["handle", "status"], &["code"]),
     ("endpoint_error", &["code"], &[]),
@@ -91,6 +91,7 @@ pub(super) const SHAPE: Shape = Shape::Map(&[
     ("rid", Shape::Any),
     ("reason", Shape::Any),
     ("step", Shape::Any),
+    ("queue", Shape::Any),
     ("queued", Shape::Any),
     ("working", Shape::Any),
     ("abandoned", Shape::Any),
@@ -292,7 +293,13 @@ impl<'a> Event<'a, '_, '_> {
         let (room, step) = (self.room()?, self.word("step", &steps)?);
         let (queued, working, abandoned) =
             (self.number("queued", 0)?, self.number("working", 0)?, self.flag("abandoned")?);
-        Some(Body::Chunk { room, step, counts: ChunkCounts { queued, working, abandoned, ..ChunkCounts::default() } })
+        let queue = if self.text("queue").is_some() { Some(self.number("queue", 0)?) } else { None };
+        Some(Body::Chunk {
+            room,
+            step,
+            queue,
+            counts: ChunkCounts { queued, working, abandoned, ..ChunkCounts::default() },
+        })
     }
 
     fn handle(&mut self) -> Option<Handle> {

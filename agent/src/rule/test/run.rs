@@ -4,7 +4,7 @@ use std::{
     collections::BTreeMap,
     fs::File,
     io::{self, BufReader},
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
 };
@@ -124,8 +124,8 @@ fn compare(expected: &Expected, mut unexpected: Vec<Alert>) -> Option<Mismatch> 
 }
 
 /// The alerts that a recording gives at a time after its first evaluation.
-fn recorded(path: &PathBuf, at: Duration, rules: RuleSet) -> Result<Vec<Alert>, RunError> {
-    let path = || path.clone();
+fn recorded(path: &Path, at: Duration, rules: RuleSet) -> Result<Vec<Alert>, RunError> {
+    let path = || path.to_owned();
     let file = File::open(path()).map_err(|source| RunError::File { path: path(), source })?;
     let wrong = |source: ReplayError| RunError::Recording { path: path(), source };
     let reader = Reader::open(BufReader::new(file)).map_err(|error: ReadError| wrong(error.into()))?;
