@@ -169,6 +169,14 @@ fn nothing_is_said_of_ranks_that_are_not_all_seen_or_not_all_known() {
 }
 
 #[test]
+fn a_rank_that_has_the_room_again_has_not_dropped_it() {
+    let mut ranks = Ranks::with_request(2, &[0, 1]);
+    ranks.leave(0, 10.0);
+    ranks.see(0, 10.1, Body::Open { room: ROOM, sender: 2, backend: Backend::Nixl });
+    assert_eq!(ranks.pass(30.0, &[0, 1]).cause(1, 30.0), Cause::Unknown, "retried there first");
+}
+
+#[test]
 fn a_shared_room_says_nothing_of_ranks() {
     let mut ranks = Ranks::with_request(2, &[0, 1]);
     ranks.see(1, 2.0, Body::Open { room: ROOM, sender: 2, backend: Backend::Nixl });
