@@ -237,7 +237,7 @@ const OF_TRANSFERS: [(Cause, f64, Severity); 7] = [
 fn each_cause_has_a_default_rule_of_its_own() {
     let rules = load::defaults().unwrap();
     for cause in Cause::ALL {
-        let allows = |rule: &&dislodge::rule::Rule| rule.condition.prefilter().allows(cause, Duration::MAX);
+        let allows = |rule: &&dislodge::rule::Rule| rule.condition.prefilter().allows(cause, f64::MAX);
         let of_cause: Vec<&str> = rules.iter().map(|(_, rule)| rule).filter(allows).map(|rule| &*rule.name).collect();
         let name = if cause == Cause::Unknown { "PinnedUnknown" } else { cause.name() };
         assert_eq!(of_cause, [name]);
@@ -267,7 +267,7 @@ fn each_default_rule_about_transfers_fires_on_its_cause_and_not_before_its_time(
 fn slow_and_waiting_requests_are_never_worth_more_than_information() {
     let rules = load::defaults().unwrap();
     for cause in [Cause::Slow, Cause::CapacityStall, Cause::WarmupPinned] {
-        let allows = |rule: &&dislodge::rule::Rule| rule.condition.prefilter().allows(cause, Duration::MAX);
+        let allows = |rule: &&dislodge::rule::Rule| rule.condition.prefilter().allows(cause, f64::MAX);
         let loudest = rules.iter().map(|(_, rule)| rule).filter(allows).map(|rule| rule.severity).max();
         assert_eq!(loudest, Some(Severity::Info), "{cause}");
         assert!(!cause.is_stuck());
