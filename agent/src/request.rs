@@ -71,9 +71,9 @@ pub struct Request {
     /// When it did, where the agent saw it.
     pub cleared_at: Option<Monotonic>,
     /// When its room, which had Failed, was made something better again, and what. Nothing once it has failed for good.
-    pub resurrected: Option<Resurrected>,
+    pub resurrected: Option<Box<Resurrected>>,
     /// Another rank of the server that dropped it, while this one has it in its queue still.
-    pub dropped_by: Option<DroppedBy>,
+    pub dropped_by: Option<Box<DroppedBy>>,
     /// When a failure flag was set by us.
     pub remedied: Option<Monotonic>,
     /// How it ended, when it did.

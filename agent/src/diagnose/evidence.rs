@@ -214,10 +214,10 @@ pub(super) fn evidence(tracked: &Tracked<'_>, now: Monotonic) -> Vec<Evidence> {
     if let Some(at) = request.update_dropped {
         seen(at, Fact::UpdateDropped { room: request.room });
     }
-    if let Some(Resurrected { at, to }) = request.resurrected {
+    if let Some(&Resurrected { at, to }) = request.resurrected.as_deref() {
         seen(at, Fact::Resurrected { room: request.room, to });
     }
-    if let Some(dropped) = request.dropped_by {
+    if let Some(dropped) = &request.dropped_by {
         seen(dropped.at, Fact::DroppedByRank { pid: dropped.rank.pid });
     } else if let Some(room) = diverges(tracked, now) {
         seen(server.ranks_differ.map_or(request.created, |(at, _)| at), Fact::RanksDiffer { room });

@@ -29,5 +29,5 @@ pub(super) fn diverges(tracked: &Tracked<'_>, now: Monotonic) -> Option<Room> {
         return server.ranks_differ.map(|(_, room)| room);
     }
     let polled_since = |at: Monotonic| server.turned.is_some_and(|turned| turned >= at.plus(SETTLES_WITHIN));
-    request.dropped_by.filter(|dropped| polled_since(dropped.at)).map(|_| request.room)
+    request.dropped_by.as_deref().filter(|dropped| polled_since(dropped.at)).map(|_| request.room)
 }

@@ -177,7 +177,7 @@ impl Process {
                 let passes = self.state.passes;
                 if let (Some(request), Some(new)) = (self.request(*sender, applying), *new) {
                     if *old == Some(Phase::Failed) {
-                        request.resurrected = Some(Resurrected { at, to: new });
+                        request.resurrected = Some(Box::new(Resurrected { at, to: new }));
                     }
                     request.phase = Some(new);
                     request.phase_since = at;
@@ -377,11 +377,11 @@ impl Process {
         let resurrected = resurrected(before, after).filter(|_| senders.len() == 1);
         for serial in senders {
             let Some(request) = self.requests.get_mut(&serial) else { continue };
-            request.resurrected = match resurrected {
-                Some(to) => Some(Resurrected { at: applying.at, to }),
-                None if after == Some(Phase::Failed) => None,
-                None => request.resurrected,
-            };
+            if let Some(to) = resurrected {
+                request.resurrected = Some(Box::new(Resurrected { at: applying.at, to }));
+            } else if after == Some(Phase::Failed) {
+                request.resurrected = None;
+            }
             if dropped {
                 request.update_dropped.get_or_insert(applying.at);
                 self.changed(serial, Step::UpdateDropped, applying);

@@ -71,7 +71,8 @@ pub(in crate::request) fn differences(ranks: &[&Process], now: Monotonic) -> Opt
             let others = ranks.iter().filter(|other| other.key != rank.key);
             let mut dropped_by = others.filter_map(|other| {
                 let has_it = other.rooms.get(&request.room).is_some_and(|room| !room.senders.is_empty());
-                let before = request.dropped_by.filter(|before| before.rank == other.key).map(|before| before.at);
+                let before =
+                    request.dropped_by.as_deref().filter(|before| before.rank == other.key).map(|before| before.at);
                 let at = before.or_else(|| other.left.after(request.room, request.created)).filter(|_| !has_it)?;
                 Some(DroppedBy { at, rank: other.key })
             });
@@ -100,7 +101,7 @@ impl Process {
         self.state.ranks_differ = differences.first;
         let dropped = differences.by_rank.get(&self.key);
         for request in self.requests.values_mut() {
-            request.dropped_by = dropped.and_then(|dropped| dropped.get(&request.serial)).copied();
+            request.dropped_by = dropped.and_then(|dropped| dropped.get(&request.serial)).map(|by| Box::new(*by));
         }
     }
 
