@@ -3,6 +3,7 @@
 //! again.
 
 mod input;
+mod ranks;
 mod snapshot;
 
 use std::{
@@ -81,6 +82,7 @@ impl Core {
             }
             Input::Rules { rules: Rules::Elsewhere { .. }, .. } => {}
             Input::Tick { now, pace } => {
+                tracker.compare_ranks(&ranks::groups(&self.identities, tracker), now);
                 let stopwatch = Stopwatch::start(pace);
                 effects.verdicts.extend(self.tick(now, &stopwatch));
                 effects.stopped = stopwatch.stopped();
@@ -165,12 +167,12 @@ impl Core {
         self.active.values()
     }
 
-    /// Requests for which an alert fires, by cause. One that has ended is not stuck.
+    /// Requests for which an alert fires, by cause: those of [`Cause::is_stuck`].
     pub fn stuck_by_cause(&self) -> HashMap<Cause, usize> {
         let stuck: BTreeMap<RequestKey, Cause> = self
             .firing()
             .map(|verdict| (verdict.request, verdict.cause))
-            .filter(|(_, cause)| !cause.is_past())
+            .filter(|(_, cause)| cause.is_stuck())
             .collect();
         let mut counts = HashMap::new();
         for cause in stuck.into_values() {

@@ -3,6 +3,9 @@
 mod cause;
 mod evidence;
 mod quiescence;
+mod ranks;
+mod stalled;
+mod warmup;
 
 use serde::Serialize;
 
@@ -88,7 +91,11 @@ pub fn conclude(tracked: &Tracked<'_>, now: Monotonic) -> Conclusion {
 #[cfg(test)]
 mod cause_world;
 #[cfg(test)]
+mod rank_tests;
+#[cfg(test)]
 mod release_tests;
+#[cfg(test)]
+mod server_tests;
 #[cfg(test)]
 #[path = "diagnose/tests.rs"]
 mod tests;

@@ -70,6 +70,10 @@ pub struct Request {
     pub cleared_by: Option<u64>,
     /// When it did, where the agent saw it.
     pub cleared_at: Option<Monotonic>,
+    /// When its room, which had Failed, was made something better again, and what. Nothing once it has failed for good.
+    pub resurrected: Option<Box<Resurrected>>,
+    /// Another rank of the server that dropped it, while this one has it in its queue still.
+    pub dropped_by: Option<Box<DroppedBy>>,
     /// When a failure flag was set by us.
     pub remedied: Option<Monotonic>,
     /// How it ended, when it did.
@@ -79,8 +83,11 @@ pub struct Request {
 recorded!(struct Request {
     serial, room, rid, backend, created, phase, phase_since, phase_passes, entered, sent_chunks, sent_pages, sent_last, aborted,
     update_dropped, peer_aborted, shared_with, cleared_by, cleared_at, remedied, ended,
+    resurrected, dropped_by,
 });
 recorded!(struct Aborted { at, passes });
+recorded!(struct Resurrected { at, to });
+recorded!(struct DroppedBy { at, rank });
 recorded!(struct Ended { at, left, unsafe_release });
 recorded!(struct UnsafeRelease { transfers, oldest, certain });
 
@@ -91,6 +98,24 @@ pub struct Aborted {
     pub at: Monotonic,
     /// Passes that the scheduler had made by then, as far as the agent saw.
     pub passes: u64,
+}
+
+/// A failure that was overwritten: `update_status` keeps the larger number up to 0.5.15, and Failed is 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Resurrected {
+    /// When.
+    pub at: Monotonic,
+    /// By what.
+    pub to: Phase,
+}
+
+/// A request that left the queue of one rank of a server and not of another: every rank has to drop the same ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DroppedBy {
+    /// When it left.
+    pub at: Monotonic,
+    /// Whose queue.
+    pub rank: ProcessKey,
 }
 
 /// The end of a request.
@@ -138,6 +163,8 @@ impl Request {
             shared_with: None,
             cleared_by: None,
             cleared_at: None,
+            resurrected: None,
+            dropped_by: None,
             remedied: None,
             ended: None,
         }
@@ -262,20 +289,34 @@ pub struct ServerState {
     pub queue_length: Option<(u32, Monotonic)>,
     /// Passes that the scheduler made, as far as the agent saw.
     pub passes: u64,
+    /// When the scheduler's loop last showed that it turns: by a pass, or by resuming after one; nothing before the first
+    /// pass that the agent saw.
+    pub turned: Option<Monotonic>,
+    /// The first request on which the ranks of this server differ, of this one or another rank: since when, and its room.
+    pub ranks_differ: Option<(Monotonic, Room)>,
     /// Whether generation is paused.
     pub paused: bool,
     /// What its transfer engine shows.
     pub native: NativeState,
 }
 
-recorded!(struct ServerState { hello, sync, queue_length, passes, paused, native });
+recorded!(struct ServerState { hello, sync, queue_length, passes, paused, native, turned, ranks_differ });
 recorded!(enum Sync { 0 Complete {}, 1 Needed(reason), 2 Asked { epoch, at, reason } });
 
 impl ServerState {
     /// A server that has said nothing yet.
     pub fn new(sync: Sync) -> Self {
         let native = NativeState::default();
-        Self { hello: None, sync, queue_length: None, passes: 0, paused: false, native }
+        Self {
+            hello: None,
+            sync,
+            queue_length: None,
+            passes: 0,
+            turned: None,
+            ranks_differ: None,
+            paused: false,
+            native,
+        }
     }
 }
 

@@ -8,6 +8,7 @@ pub mod condition;
 pub mod evaluate;
 pub mod field;
 pub mod load;
+pub mod test;
 
 use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
 

@@ -6,7 +6,7 @@ use serde::{Serialize, Serializer};
 
 use crate::{
     diagnose::{Cause, Conclusion, Diagnosis, diagnose},
-    event::{Backend, Phase, Rid, Room, clock::Monotonic},
+    event::{Backend, Phase, ProcessKey, Rid, Room, clock::Monotonic},
     request::RequestKey,
     rule::{
         Mode, Rule, Severity,
@@ -28,6 +28,10 @@ pub struct ServerIdentity {
     pub node: String,
     /// Container id, where it runs in one.
     pub container: Option<String>,
+    /// The process that started it, which starts every rank of a server that this node has: SGLang's launcher, or its
+    /// data-parallel controller. Not known where that is gone.
+    #[serde(skip)]
+    pub parent: Option<ProcessKey>,
 }
 
 /// One alert's change of state.

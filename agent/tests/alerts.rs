@@ -19,7 +19,7 @@ use dislodge::{
         load::{self, Source},
     },
 };
-use request::{World, at, key};
+use request::{World, at, key, look_as};
 
 fn load_text(text: &str) -> Result<RuleSet, Vec<Problem>> {
     load::load(&[Source { file: "r.yaml", text }])
@@ -207,14 +207,72 @@ fn what_an_alerted_request_looks_like_is_told_when_it_changes() {
 
 // The rules that come with the agent
 
-const CASES: [(Cause, &str, f64); 6] = [
+const CASES: [(Cause, &str, f64); 9] = [
     (Cause::RoomCollision, "RoomCollision", 30.0),
     (Cause::UpdateDropped, "UpdateDropped", 30.0),
     (Cause::AbortIgnored, "AbortIgnored", 31.0),
     (Cause::Parked, "Parked", 60.5),
     (Cause::NeverBootstrapped, "NeverBootstrapped", 345.5),
+    (Cause::LoopStalled, "LoopStalled", 360.0),
+    (Cause::RankDivergence, "RankDivergence", 60.0),
+    (Cause::Resurrected, "Resurrected", 60.0),
     (Cause::Unknown, "PinnedUnknown", 390.5),
 ];
+
+/// Causes that are about the server as a whole: a warm-up shows them as well.
+const OF_THE_SERVER: [Cause; 2] = [Cause::LoopStalled, Cause::RankDivergence];
+
+/// Causes that transfers show, whatever else is known of the request: when the rule fires, and how urgent it is.
+const OF_TRANSFERS: [(Cause, f64, Severity); 7] = [
+    (Cause::TransferStalled, 70.5, Severity::Critical),
+    (Cause::WorkerBlocked, 70.5, Severity::Critical),
+    (Cause::CompletionLost, 35.5, Severity::Warning),
+    (Cause::CompletionError, 60.0, Severity::Warning),
+    (Cause::PeerGone, 60.0, Severity::Warning),
+    (Cause::Slow, 70.5, Severity::Info),
+    (Cause::CapacityStall, 70.5, Severity::Info),
+];
+
+#[test]
+fn each_cause_has_a_default_rule_of_its_own() {
+    let rules = load::defaults().unwrap();
+    for cause in Cause::ALL {
+        let allows = |rule: &&dislodge::rule::Rule| rule.condition.prefilter().allows(cause, f64::MAX);
+        let of_cause: Vec<&str> = rules.iter().map(|(_, rule)| rule).filter(allows).map(|rule| &*rule.name).collect();
+        let name = if cause == Cause::Unknown { "PinnedUnknown" } else { cause.name() };
+        assert_eq!(of_cause, [name]);
+    }
+    assert_eq!(rules.len(), Cause::ALL.len());
+}
+
+#[test]
+fn each_default_rule_about_transfers_fires_on_its_cause_and_not_before_its_time() {
+    for (cause, seconds, severity) in OF_TRANSFERS {
+        let mut evaluator = Evaluator::new(load::defaults().unwrap(), 100);
+        let mut fired = Vec::new();
+        for now in ticks(0.0, 300.0) {
+            let mut transitions = Vec::new();
+            look_as(&World::healthy(), cause, at(now), |it| evaluator.evaluate(key(1), it, &mut transitions));
+            fired.extend(transitions.iter().filter(|it| it.state == AlertState::Firing).map(|it| (it.rule, now)));
+        }
+        let names: Vec<(&str, f64, Severity)> = fired
+            .iter()
+            .map(|(index, now)| evaluator.rules().get(*index).map(|it| (&*it.name, *now, it.severity)).unwrap())
+            .collect();
+        assert_eq!(names, [(cause.name(), seconds, severity)]);
+    }
+}
+
+#[test]
+fn slow_and_waiting_requests_are_never_worth_more_than_information() {
+    let rules = load::defaults().unwrap();
+    for cause in [Cause::Slow, Cause::CapacityStall, Cause::WarmupPinned] {
+        let allows = |rule: &&dislodge::rule::Rule| rule.condition.prefilter().allows(cause, f64::MAX);
+        let loudest = rules.iter().map(|(_, rule)| rule).filter(allows).map(|rule| rule.severity).max();
+        assert_eq!(loudest, Some(Severity::Info), "{cause}");
+        assert!(!cause.is_stuck());
+    }
+}
 
 #[test]
 fn each_default_rule_fires_on_its_case_and_on_no_other() {
@@ -236,8 +294,8 @@ fn a_default_rule_that_fires_is_resolved_when_the_request_moves_on() {
 #[test]
 fn an_agent_that_starts_after_the_pin_alerts_within_the_hold_and_a_second() {
     for (cause, rule, _) in CASES {
-        let alerts = fired(&World::pinned(cause), 10_000.2, 10_100.2);
         let hold = load::defaults().unwrap().iter().find(|(_, it)| *it.name == *rule).map(|(_, it)| it.hold).unwrap();
+        let alerts = fired(&World::pinned(cause), 10_000.2, 10_100.2 + hold.as_secs_f64());
         assert_eq!(alerts.len(), 1, "{cause}");
         assert!(alerts[0].1 <= 10_000.2 + hold.as_secs_f64() + 1.0, "{cause}: {alerts:?}");
     }
@@ -274,11 +332,14 @@ fn no_default_rule_fires_while_generation_is_paused() {
 
 #[test]
 fn a_warm_up_is_information_only() {
-    for (cause, ..) in CASES {
+    for (cause, ..) in CASES.into_iter().filter(|(cause, ..)| !OF_THE_SERVER.contains(cause)) {
         let mut world = World::pinned(cause);
         world.request.backend = Backend::Fake;
+        assert_eq!(fired(&world, 0.0, 800.0), [], "{cause}: it was not polled long enough to tell");
+        world.server.queue_length = Some((1, at(10.0)));
         assert_eq!(fired(&world, 0.0, 800.0), [("WarmupPinned".to_owned(), 330.5)], "{cause}");
     }
+    assert_eq!(fired(&World::pinned(Cause::WarmupPinned), 0.0, 800.0), [("WarmupPinned".to_owned(), 330.5)]);
     assert_eq!(
         load::defaults().unwrap().iter().find(|(_, rule)| &*rule.name == "WarmupPinned").unwrap().1.severity,
         Severity::Info

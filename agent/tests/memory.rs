@@ -59,7 +59,7 @@ impl World {
         self.see(Body::Open { room, sender, backend: Backend::Nixl });
         self.see(Body::Phase { room, sender, old: None, new: Some(Phase::WaitingForInput) });
         self.see(Body::Send { room, sender, pages: 8, last: true });
-        self.see(Body::Chunk { room, step: ChunkStep::Queued, counts });
+        self.see(Body::Chunk { room, step: ChunkStep::Queued, queue: None, counts });
         self.see(Body::Enter { room, sender, rid, queue_length: 1 });
         self.see(Body::Phase { room, sender, old: None, new: Some(Phase::Transferring) });
         if self.with_transfers {
@@ -76,7 +76,7 @@ impl World {
         if self.with_transfers {
             self.native(NativeEvent::Releasing { handle, status: Some(TransferStatus::Done) });
         }
-        self.see(Body::Chunk { room, step: ChunkStep::Ended, counts: ChunkCounts::default() });
+        self.see(Body::Chunk { room, step: ChunkStep::Ended, queue: None, counts: ChunkCounts::default() });
         self.see(Body::Phase { room, sender, old: None, new: Some(Phase::Success) });
         self.see(Body::Leave { room, sender, reason: LeaveReason::Success });
         self.see(Body::Close { room, sender });

@@ -1,5 +1,7 @@
 //! `dislodge rules`.
 
+mod test;
+
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
@@ -23,6 +25,8 @@ enum Command {
     List(List),
     /// List the fields that a rule's `when` can ask about
     Fields(Fields),
+    /// Test rules as promtool does: files say what happens, and which alerts there are at which times
+    Test(test::Test),
 }
 
 #[derive(Args, Debug)]
@@ -46,6 +50,7 @@ impl Rules {
         match self.command {
             Command::List(list) => list.run(),
             Command::Fields(fields) => fields.run(),
+            Command::Test(test) => test.run(),
         }
     }
 }

@@ -4,10 +4,15 @@ use std::{fmt, time::Duration};
 
 use serde::Serialize;
 
-use super::quiescence::{is_proved_by_transfers, is_watched};
+use super::{
+    quiescence::{is_proved_by_transfers, is_watched},
+    ranks::diverges,
+    stalled::stalled_since,
+    warmup,
+};
 use crate::{
     event::{
-        Phase, Room,
+        Backend, Phase, Room,
         clock::Monotonic,
         native::{Engine, NIXL_REMOTE_DISCONNECT},
     },
@@ -50,13 +55,21 @@ pub enum Cause {
     /// It has left the queue as failed, and given its pages to others, while a transfer of it was under way. Not a reason to
     /// wait: what happened.
     UnsafeRelease,
+    /// The scheduler itself is stuck: it makes no pass over its queue, so it polls nobody.
+    LoopStalled,
+    /// The ranks of its server have dropped different requests: their collectives hang, or will.
+    RankDivergence,
+    /// It had failed, and a late call made its room's status better than that again.
+    Resurrected,
+    /// A warm-up or a health check, which has nothing to transfer, and does not end.
+    WarmupPinned,
     /// No sign that the sources at hand could show.
     Unknown,
 }
 
 impl Cause {
     /// Every cause that can be diagnosed.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 18] = [
         Self::RoomCollision,
         Self::UpdateDropped,
         Self::AbortIgnored,
@@ -70,6 +83,10 @@ impl Cause {
         Self::CapacityStall,
         Self::CompletionLost,
         Self::UnsafeRelease,
+        Self::LoopStalled,
+        Self::RankDivergence,
+        Self::Resurrected,
+        Self::WarmupPinned,
         Self::Unknown,
     ];
 
@@ -81,6 +98,12 @@ impl Cause {
     /// Whether the request has ended with it.
     pub fn is_past(self) -> bool {
         self == Self::UnsafeRelease
+    }
+
+    /// Whether a request that has it counts as stuck. Not one that has ended, nor one that waits its turn or gets on, nor a
+    /// warm-up, for which nobody waits.
+    pub fn is_stuck(self) -> bool {
+        !self.is_past() && !matches!(self, Self::Slow | Self::CapacityStall | Self::WarmupPinned)
     }
 
     /// Whether it is read from the engine's calls: without all of them another cause may hold.
@@ -107,6 +130,10 @@ impl Cause {
             Self::CapacityStall => "CapacityStall",
             Self::CompletionLost => "CompletionLost",
             Self::UnsafeRelease => "UnsafeRelease",
+            Self::LoopStalled => "LoopStalled",
+            Self::RankDivergence => "RankDivergence",
+            Self::Resurrected => "Resurrected",
+            Self::WarmupPinned => "WarmupPinned",
             Self::Unknown => "Unknown",
         }
     }
@@ -133,14 +160,25 @@ const CONCLUDES_WITHIN: Duration = Duration::from_secs(5);
 /// 1.5.1). Where a device's retries run out it says endpoint timeout, -80: the peer's process may well live.
 const UCS_ERR_CONNECTION_RESET: i8 = -25;
 
-/// Why a request waits. The server's own words first: they say what to do; then what its transfers show.
+/// Why a request waits. Whether anybody polls comes first, since the rest is read from polls; then the server's own words: they
+/// say what to do; then what its transfers show.
 pub fn cause(tracked: &Tracked<'_>, now: Monotonic) -> Cause {
     let Tracked { request, room, server, .. } = *tracked;
     if request.ended.is_some_and(|ended| ended.unsafe_release.is_some()) {
         return Cause::UnsafeRelease;
     }
+    if diverges(tracked, now).is_some() {
+        return Cause::RankDivergence;
+    }
+    if stalled_since(tracked, now).is_some() {
+        return Cause::LoopStalled;
+    }
     if request.phase.is_some_and(Phase::is_terminal) {
         return Cause::Unknown;
+    }
+    // A fake sender has no room in `request_status`, and nothing of what follows is true of it.
+    if request.backend == Backend::Fake {
+        return if warmup::is_pinned(tracked) { Cause::WarmupPinned } else { Cause::Unknown };
     }
     let collided = request.cleared_by.is_some() || (request.shared_with.is_some() && room.known_absent);
     if collided {
@@ -148,6 +186,9 @@ pub fn cause(tracked: &Tracked<'_>, now: Monotonic) -> Cause {
     }
     if request.update_dropped.is_some() {
         return Cause::UpdateDropped;
+    }
+    if request.resurrected.is_some() {
+        return Cause::Resurrected;
     }
     if let Some(aborted) = request.aborted
         && now.since(aborted.at) >= ABORT_GRACE

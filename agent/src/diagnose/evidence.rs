@@ -7,14 +7,16 @@ use serde::Serialize;
 use super::{
     cause::{MOVES_WITHIN, work_ahead},
     quiescence::{SETTLES_WITHIN, is_watched},
+    ranks::diverges,
+    stalled::stalled_since,
 };
 use crate::{
     event::{
-        Phase, Room,
+        Backend, Phase, Room,
         clock::Monotonic,
         native::{Engine, failure_name},
     },
-    request::{DeviceError, Sync, tracker::Tracked, transfer::Looked},
+    request::{DeviceError, Resurrected, Sync, tracker::Tracked, transfer::Looked},
 };
 
 /// Something that a person can check.
@@ -85,6 +87,11 @@ pub enum Fact {
     SourcesDisagree { hook_counts: u32, transfers: usize },
     TransfersNotAllSeen,
     PagesReleased { transfers: usize },
+    NoPass { since_ms: u64 },
+    RanksDiffer { room: Room },
+    DroppedByRank { pid: u32 },
+    Resurrected { room: Room, to: Phase },
+    FakeSender,
 }
 
 impl Fact {
@@ -155,6 +162,23 @@ impl fmt::Display for Fact {
             Self::TransfersNotAllSeen => {
                 f.write_str("not every call into the transfer engine was seen since the request was made")
             }
+            Self::NoPass { since_ms } => {
+                write!(
+                    f,
+                    "the scheduler made its last pass: it has polled nobody for {} s, and is not paused",
+                    since_ms / 1000
+                )
+            }
+            Self::RanksDiffer { room } => {
+                write!(f, "one rank of this server dropped the request of room {room}, another one has it still")
+            }
+            Self::DroppedByRank { pid } => {
+                write!(f, "left the queue of another rank of this server, pid {pid}, and is in this one's still")
+            }
+            Self::Resurrected { room, to } => write!(f, "room {room} had Failed, and was made {to} again"),
+            Self::FakeSender => {
+                f.write_str("a fake sender, of a warm-up or a health check: it has nothing to transfer")
+            }
             Self::NobodyAsksForStatus => f.write_str("looked at: nobody asks the engine where the transfer stands"),
             Self::SourcesDisagree { hook_counts, transfers } => {
                 write!(
@@ -189,6 +213,20 @@ pub(super) fn evidence(tracked: &Tracked<'_>, now: Monotonic) -> Vec<Evidence> {
     }
     if let Some(at) = request.update_dropped {
         seen(at, Fact::UpdateDropped { room: request.room });
+    }
+    if let Some(&Resurrected { at, to }) = request.resurrected.as_deref() {
+        seen(at, Fact::Resurrected { room: request.room, to });
+    }
+    if let Some(dropped) = &request.dropped_by {
+        seen(dropped.at, Fact::DroppedByRank { pid: dropped.rank.pid });
+    } else if let Some(room) = diverges(tracked, now) {
+        seen(server.ranks_differ.map_or(request.created, |(at, _)| at), Fact::RanksDiffer { room });
+    }
+    if let Some(since) = stalled_since(tracked, now) {
+        seen(since, Fact::NoPass { since_ms: now.since(since).as_millis() as u64 });
+    }
+    if request.backend == Backend::Fake {
+        seen(request.created, Fact::FakeSender);
     }
     if request.phase == Some(Phase::Bootstrapping) {
         seen(request.created, Fact::NoDecodeRegistered);

@@ -139,6 +139,7 @@ impl Pipeline {
             title: server.target.title.clone(),
             node: self.config.node.clone(),
             container: None,
+            parent: discover::parent(key.pid),
         };
         let clock_offset = discover::clock_offset(key.pid);
         self.apply(Input::Attach { process: key, identity: Box::new(identity), clock_offset });

@@ -2,7 +2,7 @@
 
 use minicbor::{Decode, Decoder, Encode, Encoder, decode, encode};
 
-use super::codec::{Names, recorded};
+use super::codec::{Fields, Names, recorded};
 use crate::{
     core::{Input, Pace, Rules},
     event::{
@@ -211,16 +211,20 @@ impl<'b, C> Decode<'b, C> for Hello {
 
 impl<C: Names> Encode<C> for ServerIdentity {
     fn encode<W: encode::Write>(&self, e: &mut Encoder<W>, names: &mut C) -> Result<(), encode::Error<W::Error>> {
-        let Self { pid, start, title, node, container } = self;
+        let Self { pid, start, title, node, container, parent } = self;
         let container = container.as_deref().map(|name| names.word(name).into_owned());
-        (pid, start, names.word(title).as_ref(), names.word(node).as_ref(), container).encode(e, names)
+        (pid, start, names.word(title).as_ref(), names.word(node).as_ref(), container, *parent).encode(e, names)
     }
 }
 
 impl<'b, C> Decode<'b, C> for ServerIdentity {
     fn decode(d: &mut Decoder<'b>, context: &mut C) -> Result<Self, decode::Error> {
-        let (pid, start, title, node, container) = Decode::decode(d, context)?;
-        Ok(Self { pid, start, title, node, container })
+        let mut fields = Fields::of(d)?;
+        let (pid, start) = (fields.next(d, context)?, fields.next(d, context)?);
+        let (title, node) = (fields.next(d, context)?, fields.next(d, context)?);
+        let (container, parent) = (fields.next(d, context)?, fields.next(d, context)?);
+        fields.end(d)?;
+        Ok(Self { pid, start, title, node, container, parent })
     }
 }
 

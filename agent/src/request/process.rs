@@ -2,6 +2,7 @@
 
 mod dead;
 mod native;
+mod ranks;
 mod released;
 mod resync;
 
@@ -12,11 +13,13 @@ use std::{
 };
 
 use super::{
-    Aborted, Ended, Request, RequestKey, ResyncReason, RoomState, ServerState, Sync,
+    Aborted, Ended, Request, RequestKey, Resurrected, ResyncReason, RoomState, ServerState, Sync,
     tracker::{Change, Step, Tracked, Unused},
     transfers::Transfers,
 };
 use dead::DeadRooms;
+use ranks::LeftRooms;
+pub(super) use ranks::differences;
 use released::Released;
 use resync::Resync;
 
@@ -39,6 +42,7 @@ pub(super) struct Process {
     /// nodes are half empty.
     requests: BTreeMap<u64, Box<Request>>,
     released: Released,
+    left: LeftRooms,
     /// Those that have a sender, and those that are kept without one. Boxed, since a table of many entries is more than
     /// half empty once it has grown.
     rooms: HashMap<Room, Box<RoomState>>,
@@ -52,7 +56,7 @@ pub(super) struct Process {
 
 recorded!(struct Process {
     key, clock_offset, state, requests, rooms, dead, transfers, inflight, newest_serial, passes_in_doubt, resync,
-    released,
+    released, left,
 });
 
 /// What applying an event needs beside the process.
@@ -72,6 +76,7 @@ impl Process {
             state: ServerState::new(Sync::Needed(ResyncReason::Attached)),
             requests: BTreeMap::new(),
             released: Released::default(),
+            left: LeftRooms::default(),
             rooms: HashMap::new(),
             dead: DeadRooms::default(),
             transfers: Transfers::new(max_transfers),
@@ -171,6 +176,9 @@ impl Process {
             Body::Phase { sender, old, new, .. } => {
                 let passes = self.state.passes;
                 if let (Some(request), Some(new)) = (self.request(*sender, applying), *new) {
+                    if *old == Some(Phase::Failed) {
+                        request.resurrected = Some(Box::new(Resurrected { at, to: new }));
+                    }
                     request.phase = Some(new);
                     request.phase_since = at;
                     request.phase_passes = passes;
@@ -218,7 +226,11 @@ impl Process {
             Body::Chunk { room, step, counts, queue } => self.chunk(*room, *step, *counts, *queue, applying),
             Body::Pass { queue_length, passes } => self.pass(*queue_length, *passes, at),
             Body::Paused => self.state.paused = true,
-            Body::Resumed => self.state.paused = false,
+            Body::Resumed => {
+                self.state.paused = false;
+                // A pause may be longer than any stall; only a loop that was seen to turn is expected to go on.
+                self.state.turned = self.state.turned.map(|_| at);
+            }
             Body::Remedy { sender, flag, .. } => {
                 if let Some(request) = self.request(*sender, applying) {
                     request.remedied = Some(at);
@@ -317,6 +329,9 @@ impl Process {
             self.transfers.count_unsafe_release();
             self.released.keep(request.as_ref().clone());
         }
+        if left.is_some() && self.has_other_ranks() {
+            self.left.keep(request.room, applying.at);
+        }
         self.drop_idle_room(request.room, applying);
         applying.changes.push(Change {
             key: self.request_key(serial),
@@ -359,8 +374,14 @@ impl Process {
         state.status = after;
         state.known_absent = after.is_none();
         let senders = state.senders.clone();
+        let resurrected = resurrected(before, after).filter(|_| senders.len() == 1);
         for serial in senders {
             let Some(request) = self.requests.get_mut(&serial) else { continue };
+            if let Some(to) = resurrected {
+                request.resurrected = Some(Box::new(Resurrected { at: applying.at, to }));
+            } else if after == Some(Phase::Failed) {
+                request.resurrected = None;
+            }
             if dropped {
                 request.update_dropped.get_or_insert(applying.at);
                 self.changed(serial, Step::UpdateDropped, applying);
@@ -419,6 +440,13 @@ impl Process {
             }
         }
     }
+}
+
+/// What a room's status became though it was Failed. Bootstrapping is none: a new sender on a room whose former one failed
+/// begins with it.
+fn resurrected(before: Option<Phase>, after: Option<Phase>) -> Option<Phase> {
+    let is_better = |after: &Phase| !matches!(after, Phase::Failed | Phase::Bootstrapping);
+    after.filter(|after| before == Some(Phase::Failed) && is_better(after))
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use std::{
 
 use super::{
     DeviceError, Request, RequestKey, ResyncReason, RoomState, ServerState,
-    process::{ALL_SERIALS, Applying, Process},
+    process::{ALL_SERIALS, Applying, Process, differences},
     transfer::Observation,
     transfers::{Counted, Transfers},
 };
@@ -177,6 +177,29 @@ impl Tracker {
         if let Some(process) = self.process_mut(key) {
             process.native_lost(at);
         }
+    }
+
+    /// Looks whether the ranks of each of these servers have dropped the same requests. A group is every rank of a server:
+    /// of one that is not all seen nothing is said.
+    pub fn compare_ranks(&mut self, groups: &[Vec<ProcessKey>], now: Monotonic) {
+        for process in self.processes.values_mut() {
+            if !groups.iter().flatten().any(|key| *key == process.key()) {
+                process.ranks_not_seen();
+            }
+        }
+        for group in groups {
+            let ranks: Option<Vec<&Process>> = group.iter().map(|key| self.process(*key)).collect();
+            let Some(differences) = ranks.and_then(|ranks| differences(&ranks, now)) else { continue };
+            for key in group {
+                if let Some(process) = self.process_mut(*key) {
+                    process.ranks_differ(&differences);
+                }
+            }
+        }
+    }
+
+    fn process(&self, key: ProcessKey) -> Option<&Process> {
+        self.processes.get(&key.pid).filter(|process| process.key() == key)
     }
 
     /// Forgets failures of rooms without senders, and unsafe releases, that are older than `before`.

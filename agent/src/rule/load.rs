@@ -111,7 +111,7 @@ pub fn load_folder(folder: &Path) -> Result<RuleSet, Vec<Problem>> {
     }
 }
 
-fn rule_files(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
+pub(super) fn rule_files(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for entry in std::fs::read_dir(folder)? {
         let path = entry?.path();

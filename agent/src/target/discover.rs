@@ -59,10 +59,26 @@ pub fn process_key(pid: u32) -> Option<ProcessKey> {
     start_time(&stat).map(|start| ProcessKey { pid, start })
 }
 
-/// Field 22 of `/proc/PID/stat`. The name of the process (field 2) may hold spaces and parentheses.
+/// The process that started this one; nothing where that is gone, and `init` took its children over.
+pub fn parent(pid: u32) -> Option<ProcessKey> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    parent_pid(&stat).filter(|parent| *parent > 1).and_then(process_key)
+}
+
+/// Field 22 of `/proc/PID/stat`.
 fn start_time(stat: &str) -> Option<u64> {
+    field(stat, 22)?.parse().ok()
+}
+
+/// Field 4 of `/proc/PID/stat`.
+fn parent_pid(stat: &str) -> Option<u32> {
+    field(stat, 4)?.parse().ok()
+}
+
+/// A field of `/proc/PID/stat`, from the third on. The name of the process (field 2) may hold spaces and parentheses.
+fn field(stat: &str, number: usize) -> Option<&str> {
     let (_, after_name) = stat.rsplit_once(')')?;
-    after_name.split_ascii_whitespace().nth(19)?.parse().ok()
+    after_name.split_ascii_whitespace().nth(number.checked_sub(3)?)
 }
 
 /// The title of a scheduler, from its command line as `setproctitle` leaves it: padded with NUL.
@@ -108,6 +124,7 @@ mod tests {
         assert_eq!(start_time(&format!("12 (python) {fields}")), Some(4711));
         assert_eq!(start_time(&format!("12 (a) b) {fields}")), Some(4711));
         assert_eq!(start_time("12 (python) S 1"), None);
+        assert_eq!(parent_pid(&format!("12 (a) b) {}", fields.replacen("S 1", "S 11", 1))), Some(11));
     }
 
     #[test]
@@ -115,6 +132,7 @@ mod tests {
         let key = process_key(std::process::id()).unwrap();
         assert_eq!(process_key(std::process::id()), Some(key));
         assert!(key.start > 0);
+        assert_eq!(parent(std::process::id()), process_key(std::os::unix::process::parent_id()));
     }
 
     #[test]

@@ -52,6 +52,7 @@ impl Process {
         self.state.paused = false;
         self.state.passes = self.state.passes.saturating_add(passes.into());
         self.state.queue_length = Some((queue_length, at));
+        self.state.turned = Some(at);
         if queue_length == self.inflight || self.state.sync != Sync::Complete {
             self.passes_in_doubt = 0;
             return;
