@@ -87,7 +87,12 @@ impl Cause {
     pub(super) fn rests_on_transfers(self) -> bool {
         matches!(
             self,
-            Self::CompletionError | Self::PeerGone | Self::TransferStalled | Self::Slow | Self::CompletionLost
+            Self::CompletionError
+                | Self::PeerGone
+                | Self::TransferStalled
+                | Self::Slow
+                | Self::WorkerBlocked
+                | Self::CompletionLost
         )
     }
 

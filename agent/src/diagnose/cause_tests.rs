@@ -128,6 +128,37 @@ fn chunks_wait_for_capacity_while_workers_get_on() {
 }
 
 #[test]
+fn a_worker_whose_transfers_end_one_after_the_other_blocks_nobody() {
+    let mut world = World::queued();
+    world.chunk(WORKER, 2.0, OTHER, ChunkStep::Begun, (0, 1));
+    for handle in 1..=4 {
+        world.posted(WORKER, 3.0, handle);
+    }
+    for handle in 1..=3 {
+        let ends = 3.0 + 9.0 * handle as f64;
+        assert_eq!(world.cause(ends), Cause::CapacityStall, "{ends}");
+        world.status(ends, handle, TransferStatus::Done);
+    }
+    assert_eq!(world.cause(39.9), Cause::CapacityStall);
+    assert_eq!(world.cause(40.0), Cause::WorkerBlocked, "nothing has moved for ten seconds");
+}
+
+#[test]
+fn a_worker_is_blocked_with_low_confidence_where_its_transfers_may_move_unseen() {
+    let mut lost = World::queued();
+    lost.chunk(WORKER, 2.0, OTHER, ChunkStep::Begun, (0, 1));
+    lost.tracker.native_lost(PROCESS, at(5.0));
+    let mut unwatched = World::queued();
+    unwatched.chunk(WORKER, 2.0, OTHER, ChunkStep::Begun, (0, 1));
+    unwatched.tracker.watch(PROCESS, None, at(5.0));
+    for world in [lost, unwatched] {
+        let diagnosis = world.diagnosis(20.0);
+        assert_eq!((diagnosis.cause, diagnosis.confidence), (Cause::WorkerBlocked, Confidence::Low));
+        assert_says(&diagnosis, &[Fact::TransfersNotAllSeen]);
+    }
+}
+
+#[test]
 fn a_chunk_that_a_worker_holds_waits_for_nobody() {
     let mut world = World::queued();
     world.chunk(WORKER, 2.0, OTHER, ChunkStep::Begun, (0, 1));

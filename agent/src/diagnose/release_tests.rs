@@ -82,6 +82,22 @@ fn a_release_is_not_called_unsafe_unless_a_transfer_of_the_request_was_under_way
 }
 
 #[test]
+fn a_request_that_another_rank_fails_has_failed_here_too_whatever_its_own_poll_says() {
+    let fail = |world: &mut World| {
+        world.see(6.0, Body::Failure { room: ROOM, sender: 1 });
+        world.see(6.0, Body::Leave { room: ROOM, sender: 1, reason: LeaveReason::Removed });
+    };
+    let mut world = World::in_flight();
+    fail(&mut world);
+    let diagnosis = world.released(6.0);
+    assert_eq!((diagnosis.cause, diagnosis.confidence), (Cause::UnsafeRelease, Confidence::High));
+    assert_eq!(world.tracker.requests().count(), 0, "it does not live");
+    let mut done = World::done();
+    fail(&mut done);
+    assert_eq!((done.judged(7.0).is_none(), done.tracker.requests().count()), (true, 0));
+}
+
+#[test]
 fn a_release_is_called_unsafe_with_low_confidence_where_the_transfers_end_may_have_been_missed() {
     let mut lost = World::in_flight();
     lost.tracker.native_lost(PROCESS, at(5.0));
