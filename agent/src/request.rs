@@ -74,11 +74,13 @@ pub struct Request {
     pub remedied: Option<Monotonic>,
     /// How it ended, when it did.
     pub ended: Option<Ended>,
+    /// When `failure_exception()` was called: its group fails it, whatever its own `poll()` says.
+    pub failed: Option<Monotonic>,
 }
 
 recorded!(struct Request {
     serial, room, rid, backend, created, phase, phase_since, phase_passes, entered, sent_chunks, sent_pages, sent_last, aborted,
-    update_dropped, peer_aborted, shared_with, cleared_by, cleared_at, remedied, ended,
+    update_dropped, peer_aborted, shared_with, cleared_by, cleared_at, remedied, ended, failed,
 });
 recorded!(struct Aborted { at, passes });
 recorded!(struct Ended { at, left, unsafe_release });
@@ -140,6 +142,7 @@ impl Request {
             cleared_at: None,
             remedied: None,
             ended: None,
+            failed: None,
         }
     }
 
