@@ -62,6 +62,7 @@ impl World {
                 aborted: None,
                 ended: None,
                 holds: Vec::new(),
+                is_concluded: false,
             },
         });
         let tid = self.scheduler(rank);
@@ -204,6 +205,9 @@ impl World {
         }
         if old == Some(phase) {
             return;
+        }
+        if phase.is_terminal() {
+            sender.truth.ends(now);
         }
         (sender.polled, sender.polled_since) = (Some(phase), now);
         let (room, sender) = (Room::Number(sender.truth.room), sender.truth.request.serial);

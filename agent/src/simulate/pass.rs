@@ -1,6 +1,6 @@
 //! A pass of the schedulers, in step on every rank: who entered is marked, senders are polled, who is over is released.
 
-use super::world::World;
+use super::world::{Act, World};
 use crate::event::{Body, LeaveReason, Phase, Room};
 
 /// Passes that a scheduler makes between two that are simulated.
@@ -71,6 +71,8 @@ impl World {
                     let own = if failed { LeaveReason::Failed } else { LeaveReason::Success };
                     let is_terminal = polled.is_some_and(Phase::is_terminal);
                     self.release(rank, place, if is_terminal { own } else { LeaveReason::Removed });
+                    let after = self.chance.millis(1, 60);
+                    self.later(after, Act::Close { rank, sender: place });
                 } else {
                     self.is_over(rank, place);
                 }
@@ -111,11 +113,19 @@ impl World {
         let is_writing = jobs.filter(|job| job.chunk.sender == place).any(|job| job.parts.iter().any(|it| !it.is_over));
         let Some(sender) = it.senders.get_mut(place) else { return };
         let (room, serial) = (Room::Number(sender.truth.room), sender.truth.request.serial);
-        if is_writing && reason == LeaveReason::Failed {
+        if is_writing && reason != LeaveReason::Success {
             sender.truth.stuck("UnsafeRelease", now, now);
         }
         self.is_over(rank, place);
         self.mark(rank, tid, Body::Leave { room, sender: serial, reason });
+    }
+
+    /// The sender's object is gone.
+    pub(super) fn close(&mut self, rank: usize, place: usize) {
+        let tid = self.scheduler(rank);
+        let Some(sender) = self.ranks.get(rank).and_then(|rank| rank.senders.get(place)) else { return };
+        let (room, sender) = (Room::Number(sender.truth.room), sender.truth.request.serial);
+        self.mark(rank, tid, Body::Close { room, sender });
     }
 
     fn is_over(&mut self, rank: usize, place: usize) {

@@ -34,6 +34,9 @@ pub struct Truth {
     /// What may be said of it, and when: not only what it is stuck for, but what holds for a moment too, such as that no
     /// decode has registered yet.
     pub holds: Vec<Holds>,
+    /// Its own poll has said that it is over: nothing more is true of it than that it gave its pages away.
+    #[serde(skip)]
+    pub(super) is_concluded: bool,
 }
 
 /// What became of a request.
@@ -101,7 +104,7 @@ pub(super) fn standing(cause: &str) -> (u8, Shown) {
 impl Truth {
     /// From `at` on this may be said.
     pub(super) fn holds(&mut self, cause: &'static str, at: Monotonic) {
-        if !self.is_true(cause, at) {
+        if !self.is_true(cause, at) && (!self.is_concluded || cause == "UnsafeRelease") {
             self.holds.push(Holds { cause, from: at, until: None });
         }
     }
@@ -116,8 +119,9 @@ impl Truth {
         }
     }
 
-    /// It has ended: nothing more is said of it, but that it gave its pages away.
+    /// Its own poll says that it is over, or it has ended.
     pub(super) fn ends(&mut self, at: Monotonic) {
+        self.is_concluded = true;
         for holds in self.holds.iter_mut().filter(|holds| holds.cause != "UnsafeRelease") {
             holds.until.get_or_insert(at);
         }
@@ -128,6 +132,9 @@ impl Truth {
 
     /// It is stuck; what goes before that stays.
     pub(super) fn stuck(&mut self, cause: &'static str, since: Monotonic, shows: Monotonic) {
+        if self.is_concluded && cause != "UnsafeRelease" {
+            return;
+        }
         self.holds(cause, since);
         match &mut self.fate {
             Fate::Stuck(stuck) if stuck.cause == cause => stuck.shows = shows,

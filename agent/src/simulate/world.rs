@@ -36,6 +36,7 @@ pub(super) enum Act {
     Send { rank: usize, sender: usize, number: u32 },
     Abort { rank: usize, sender: usize },
     Vanish { rank: usize, sender: usize },
+    Close { rank: usize, sender: usize },
     TimeOut { rank: usize, sender: usize },
     Take { rank: usize, worker: usize },
     Post { rank: usize, worker: usize, chunk: Chunk },
@@ -143,6 +144,7 @@ impl World {
             Act::Send { rank, sender, number } => self.send(rank, sender, number),
             Act::Abort { rank, sender } => self.abort(rank, sender),
             Act::Vanish { rank, sender } => self.vanish(rank, sender),
+            Act::Close { rank, sender } => self.close(rank, sender),
             Act::TimeOut { rank, sender } => self.time_out(rank, sender),
             Act::Take { rank, worker } => self.take(rank, worker),
             Act::Post { rank, worker, chunk } => self.post(rank, worker, chunk),
@@ -301,7 +303,9 @@ impl World {
         for truth in &mut self.over {
             let process = truth.request.process;
             let until = truth.ended.unwrap_or(now);
-            let is_gap = |from: Monotonic, to: Monotonic| from <= until && to >= truth.created;
+            // What shows it may be older than the request: the chunk of another one that a worker holds.
+            let since = truth.why_stuck().map_or(truth.created, |stuck| stuck.since.min(truth.created));
+            let is_gap = |from: Monotonic, to: Monotonic| from <= until && to >= since;
             let missed = gaps.iter().any(|(gap, from, to)| *gap == process && is_gap(*from, *to));
             match &mut truth.fate {
                 Fate::Stuck(Stuck { cause, shows, seen, .. }) => {
