@@ -11,6 +11,8 @@ use crate::{
     },
 };
 
+/// How often the rules are evaluated (`pipeline`).
+pub(super) const TICK: std::time::Duration = std::time::Duration::from_millis(200);
 /// How long an answer of the hook is waited for (`pipeline::servers`).
 const PATIENCE: std::time::Duration = std::time::Duration::from_secs(5);
 /// The epoch of everything that it asks.
@@ -87,7 +89,13 @@ impl Agent {
 
     pub(super) fn tick(&mut self, now: Monotonic) {
         let in_doubt = self.tracker.servers().filter(|(_, state)| state.sync != crate::request::Sync::Complete);
-        self.blind_until.extend(in_doubt.map(|(process, _)| (process, now)));
+        for (process, _) in in_doubt {
+            self.blind_until.insert(process, now);
+            // The answer ends it: what workers had taken until then is forgotten with it.
+            if let Some((_, _, until)) = self.gaps.iter_mut().rfind(|(gap, ..)| *gap == process) {
+                *until = now.plus(TICK);
+            }
+        }
         self.inputs.push(Input::Tick { now, pace: Pace::As(None) });
     }
 }

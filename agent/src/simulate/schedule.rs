@@ -92,6 +92,9 @@ impl Schedule {
             .collect();
         let blackout = Duration::from_millis(chance.between(1_000, 3_000));
         inject(family, &mut plans, blackout, settings.ranks, chance);
+        if plans.len() > 1 && chance.percent(25) {
+            also(&mut plans, chance);
+        }
         let bootstrap_timeout = Duration::from_secs(chance.between(4, 8));
         let mut schedule = Self {
             plans,
@@ -225,5 +228,22 @@ fn inject(family: Family, plans: &mut Vec<Plan>, from: Duration, ranks: usize, c
         }
         Family::PipelineDivergence | Family::TensorDivergence => fault(Fault::NoDecode),
         Family::LoopStalled | Family::AgentBlind | Family::SamePid => {}
+    }
+}
+
+/// A second fault, on the last request: one that goes with every engine.
+fn also(plans: &mut [Plan], chance: &mut Chance) {
+    let former = plans.first().map(|plan| plan.room);
+    let Some(last) = plans.last_mut().filter(|plan| plan.fault == Fault::None) else { return };
+    match chance.between(0, 3) {
+        0 => last.registers = None,
+        1 => (last.fault, last.abort) = (Fault::NoDecode, Some(chance.millis(500, 4_000))),
+        // An abort of one that gets on, or not: that is up to the other fault.
+        2 => last.abort = Some(chance.millis(0, 200)),
+        // A room that is used again, mostly after its first request is over.
+        _ => {
+            let Some(room) = former else { return };
+            (last.room, last.arrives) = (room, last.arrives + Duration::from_secs(4));
+        }
     }
 }

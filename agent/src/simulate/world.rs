@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use super::{
     Settings,
-    agent::Agent,
+    agent::{Agent, TICK},
     chance::Chance,
     schedule::{Fault, Schedule},
     server::{Chunk, Rank},
@@ -23,8 +23,6 @@ use crate::{
 
 /// When a simulation begins: not at 0, which means "never" in a hook's entries.
 pub(super) const BEGINS: Monotonic = Monotonic(1_000_000_000_000);
-/// How often the rules are evaluated (`pipeline`).
-const TICK: Duration = Duration::from_millis(200);
 /// A transfer's memory is read when it is older (`pipeline::engines`).
 const OBSERVED_AFTER: Duration = Duration::from_millis(500);
 
