@@ -203,6 +203,19 @@ fn a_transfer_is_slow_while_others_end_and_stalled_once_nothing_moves_for_ten_se
 }
 
 #[test]
+fn of_two_requests_on_one_room_neither_surely_has_the_transfer_that_stalls() {
+    let mut world = World::in_flight();
+    assert_eq!(world.diagnosis(20.0).confidence, Confidence::High);
+    world.see(5.0, Body::Open { room: ROOM, sender: 2, backend: Backend::Nixl });
+    world.posted(WORKER, 6.0, 2);
+    for serial in [1, 2] {
+        let tracked = world.tracker.get(RequestKey { process: PROCESS, serial }).unwrap();
+        let diagnosis = diagnose(&tracked, at(20.0));
+        assert_eq!((diagnosis.cause, diagnosis.confidence), (Cause::TransferStalled, Confidence::Low));
+    }
+}
+
+#[test]
 fn bytes_that_were_read_to_move_keep_a_transfer_slow() {
     let mut world = World::in_flight();
     let read =
