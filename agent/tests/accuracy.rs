@@ -25,7 +25,7 @@ use dislodge::{
 use judge::{Finding, core, judge};
 
 /// How many schedules, unless DISLODGE_SCHEDULES says otherwise.
-const SCHEDULES: u64 = 300;
+const SCHEDULES: u64 = 10_000;
 /// The first seed, unless DISLODGE_SEED says otherwise.
 const SEED: u64 = 1;
 

@@ -56,6 +56,7 @@ impl World {
                 rid: format!("rid-{number}-{}", plan.room),
                 backend,
                 family: plan.family,
+                is_shared: false,
                 fate: Fate::Healthy,
                 created: now,
                 entered: None,

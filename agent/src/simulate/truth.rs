@@ -21,6 +21,8 @@ pub struct Truth {
     pub backend: Backend,
     /// The family that it was made for.
     pub family: Family,
+    /// Whether another sender had its room at some time in its life.
+    pub is_shared: bool,
     /// What became of it.
     pub fate: Fate,
     /// When its sender was created.

@@ -289,6 +289,7 @@ impl World {
         let is_end = now >= self.ends;
         for rank in &mut self.ranks {
             for mut sender in std::mem::take(&mut rank.senders) {
+                sender.truth.is_shared = sender.shared_with.is_some();
                 if sender.truth.ended.is_none() && !is_end {
                     sender.truth.ended = Some(now);
                 }
@@ -304,7 +305,8 @@ impl World {
             // What shows it may be older than the request: the chunk of another one that a worker holds.
             let since = truth.why_stuck().map_or(truth.created, |stuck| stuck.since.min(truth.created));
             let is_gap = |from: Monotonic, to: Monotonic| from <= until && to >= since;
-            let missed = gaps.iter().any(|(gap, from, to)| *gap == process && is_gap(*from, *to));
+            // Whose the transfers of a shared room are is not seen.
+            let missed = truth.is_shared || gaps.iter().any(|(gap, from, to)| *gap == process && is_gap(*from, *to));
             match &mut truth.fate {
                 Fate::Stuck(Stuck { cause, shows, seen, .. }) => {
                     *seen = standing(cause).1 == Shown::Calls || !missed;
