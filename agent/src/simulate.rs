@@ -13,6 +13,7 @@ mod chance;
 mod family;
 mod life;
 mod pass;
+mod process;
 mod schedule;
 mod server;
 pub mod truth;

@@ -30,7 +30,7 @@ const SCHEDULES: u64 = 10_000;
 const SEED: u64 = 1;
 
 fn number(variable: &str, default: u64) -> u64 {
-    env::var(variable).map_or(default, |value| value.parse().unwrap_or_else(|_| panic!("{variable}={value}")))
+    env::var(variable).map_or(default, |value| value.parse().unwrap())
 }
 
 /// What was said in all schedules.
