@@ -68,6 +68,8 @@ pub(super) struct Schedule {
     pub(super) engine: Engine,
     /// Whether transfers have notifications that name their room (NIXL before SGLang 0.5.23).
     pub(super) notifies: bool,
+    /// Whether the hook says which transfer queue a chunk is in.
+    pub(super) names_queues: bool,
     pub(super) workers: u64,
     pub(super) pass: Duration,
     pub(super) bootstrap_timeout: Duration,
@@ -100,6 +102,7 @@ impl Schedule {
             plans,
             engine,
             notifies: engine == Engine::Nixl && chance.percent(50),
+            names_queues: chance.percent(70),
             workers: if family == Family::WorkerBlocked { 1 } else { chance.between(1, 3) },
             pass: chance.millis(40, 150),
             bootstrap_timeout,

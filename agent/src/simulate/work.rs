@@ -34,7 +34,8 @@ impl World {
         };
         counts.abandoned |= abandoned;
         let counts = *counts;
-        self.mark(rank, tid, Body::Chunk { room: Room::Number(room), step, counts });
+        let queue = self.schedule.names_queues.then(|| it.shard(room) as u64 + 1);
+        self.mark(rank, tid, Body::Chunk { room: Room::Number(room), step, counts, queue });
     }
 
     /// A worker takes its next chunk, if it has none in hand.

@@ -118,7 +118,8 @@ impl Process {
         // What is under way on a room may be another sender's that has sent something too.
         let room = self.rooms.get(&request.room)?;
         let alone = !room.senders.iter().any(|other| *other != serial && has_sent(other));
-        let (transfers, oldest) = self.transfers.of_room(request.room).filter(|_| alone)?.under_way_since(request.created)?;
+        let (transfers, oldest) =
+            self.transfers.of_room(request.room).filter(|_| alone)?.under_way_since(request.created)?;
         let watched = matches!(self.state.native.watch, Watch::Since { at, .. } if at <= request.created);
         // One that has had the room with it, sent something and left may have left them.
         let sends_nothing = |other: u64| self.requests.contains_key(&other) && !has_sent(&other);
