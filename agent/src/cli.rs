@@ -12,6 +12,7 @@ mod replay;
 mod rules;
 mod run;
 mod signals;
+mod simulate;
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -51,6 +52,8 @@ enum Command {
     Replay(replay::ReplayCommand),
     /// Take the names out of a recording, so that it can be shown to others
     Anonymize(anonymize::Anonymize),
+    /// Make up a server with faults: a recording of it, and what is true of its requests
+    Simulate(simulate::Simulate),
     /// Look at the rules
     Rules(rules::Rules),
     /// What the agent starts itself, to learn whether return probes are safe on this kernel
@@ -105,6 +108,7 @@ impl Cli {
             Command::Record(record) => record.run(),
             Command::Replay(replay) => replay.run(),
             Command::Anonymize(anonymize) => anonymize.run(),
+            Command::Simulate(simulate) => simulate.run(),
             Command::Rules(rules) => rules.run(),
             Command::Canary => canary::run(),
         }

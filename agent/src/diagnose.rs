@@ -80,7 +80,9 @@ pub fn conclude(tracked: &Tracked<'_>, now: Monotonic) -> Conclusion {
     let cause = cause::cause(tracked, now);
     let synchronised = tracked.server.sync == Sync::Complete;
     let released = tracked.request.ended.and_then(|ended| ended.unsafe_release);
-    let seen = synchronised && (!cause.rests_on_transfers() || quiescence::is_watched(tracked));
+    // Whose the transfers of a room are that another sender had too cannot be told.
+    let are_its_own = tracked.request.shared_with.is_none();
+    let seen = synchronised && (!cause.rests_on_transfers() || are_its_own && quiescence::is_watched(tracked));
     Conclusion {
         cause,
         quiescence: quiescence::quiescence(tracked),

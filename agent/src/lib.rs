@@ -22,6 +22,7 @@ pub mod remedy;
 pub mod request;
 pub mod rule;
 pub mod server;
+pub mod simulate;
 pub mod sink;
 pub mod target;
 pub mod verdict;

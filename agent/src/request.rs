@@ -78,11 +78,13 @@ pub struct Request {
     pub remedied: Option<Monotonic>,
     /// How it ended, when it did.
     pub ended: Option<Ended>,
+    /// When `failure_exception()` was called: its group fails it, whatever its own `poll()` says.
+    pub failed: Option<Monotonic>,
 }
 
 recorded!(struct Request {
     serial, room, rid, backend, created, phase, phase_since, phase_passes, entered, sent_chunks, sent_pages, sent_last, aborted,
-    update_dropped, peer_aborted, shared_with, cleared_by, cleared_at, remedied, ended,
+    update_dropped, peer_aborted, shared_with, cleared_by, cleared_at, remedied, ended, failed,
     resurrected, dropped_by,
 });
 recorded!(struct Aborted { at, passes });
@@ -167,6 +169,7 @@ impl Request {
             dropped_by: None,
             remedied: None,
             ended: None,
+            failed: None,
         }
     }
 

@@ -15,7 +15,10 @@ use super::Core;
 use crate::{
     event::{Backend, ProcessKey, Room, clock::Monotonic},
     record::codec::{Fields, Names, recorded},
-    request::{RequestKey, tracker::Tracker},
+    request::{
+        RequestKey,
+        tracker::{Tracked, Tracker},
+    },
     rule::{
         alert::{AlertState, Transition},
         field::Subject,
@@ -124,9 +127,11 @@ impl Core {
         self.identities = identities;
         self.active.clear();
         self.evaluator.reset(reached);
+        // Not only those that live: an alert may be about one that has given its pages away.
+        let judged: HashMap<RequestKey, Tracked<'_>> = self.tracker.judged(at).map(|it| (it.key, it)).collect();
         for ActiveAlert { key, rule: name, room, backend, since, at: changed, firing } in alerts {
             let found = self.evaluator.rules().iter().find(|(_, rule)| *rule.name == *name);
-            let (Some((index, rule)), Some(tracked)) = (found, self.tracker.get(key)) else { continue };
+            let (Some((index, rule)), Some(&tracked)) = (found, judged.get(&key)) else { continue };
             let state = if firing { AlertState::Firing } else { AlertState::Pending };
             let transition = Transition { key, rule: index, state, since, at: changed };
             let subject = Subject::of(tracked, at);

@@ -110,7 +110,12 @@ impl Cause {
     pub(super) fn rests_on_transfers(self) -> bool {
         matches!(
             self,
-            Self::CompletionError | Self::PeerGone | Self::TransferStalled | Self::Slow | Self::CompletionLost
+            Self::CompletionError
+                | Self::PeerGone
+                | Self::TransferStalled
+                | Self::Slow
+                | Self::WorkerBlocked
+                | Self::CompletionLost
         )
     }
 
@@ -274,7 +279,8 @@ pub fn cause_of_room(
         let is_gone = (engine, code) == (Engine::Nixl, NIXL_REMOTE_DISCONNECT) && was_reset(native, since, at);
         return Some(if is_gone { Cause::PeerGone } else { Cause::CompletionError });
     }
-    let (_, oldest) = known.under_way()?;
+    // What was posted before goes on under a room that is used again.
+    let (_, oldest) = known.under_way_since(since)?;
     let stalled = now.since(known.last_moved().unwrap_or(oldest)) >= MOVES_WITHIN;
     let slow = now.since(oldest) >= MOVES_WITHIN;
     if stalled { Some(Cause::TransferStalled) } else { slow.then_some(Cause::Slow) }

@@ -128,6 +128,37 @@ fn chunks_wait_for_capacity_while_workers_get_on() {
 }
 
 #[test]
+fn a_worker_whose_transfers_end_one_after_the_other_blocks_nobody() {
+    let mut world = World::queued();
+    world.chunk(WORKER, 2.0, OTHER, ChunkStep::Begun, (0, 1));
+    for handle in 1..=4 {
+        world.posted(WORKER, 3.0, handle);
+    }
+    for handle in 1..=3 {
+        let ends = 3.0 + 9.0 * handle as f64;
+        assert_eq!(world.cause(ends), Cause::CapacityStall, "{ends}");
+        world.status(ends, handle, TransferStatus::Done);
+    }
+    assert_eq!(world.cause(39.9), Cause::CapacityStall);
+    assert_eq!(world.cause(40.0), Cause::WorkerBlocked, "nothing has moved for ten seconds");
+}
+
+#[test]
+fn a_worker_is_blocked_with_low_confidence_where_its_transfers_may_move_unseen() {
+    let mut lost = World::queued();
+    lost.chunk(WORKER, 2.0, OTHER, ChunkStep::Begun, (0, 1));
+    lost.tracker.native_lost(PROCESS, at(5.0));
+    let mut unwatched = World::queued();
+    unwatched.chunk(WORKER, 2.0, OTHER, ChunkStep::Begun, (0, 1));
+    unwatched.tracker.watch(PROCESS, None, at(5.0));
+    for world in [lost, unwatched] {
+        let diagnosis = world.diagnosis(20.0);
+        assert_eq!((diagnosis.cause, diagnosis.confidence), (Cause::WorkerBlocked, Confidence::Low));
+        assert_says(&diagnosis, &[Fact::TransfersNotAllSeen]);
+    }
+}
+
+#[test]
 fn a_chunk_that_a_worker_holds_waits_for_nobody() {
     let mut world = World::queued();
     world.chunk(WORKER, 2.0, OTHER, ChunkStep::Begun, (0, 1));
@@ -169,6 +200,19 @@ fn a_transfer_is_slow_while_others_end_and_stalled_once_nothing_moves_for_ten_se
     assert_eq!((slow.quiescence, stalled.quiescence), (in_flight, in_flight));
     world.status(20.0, 1, TransferStatus::Done);
     assert_eq!(world.cause(20.0), Cause::Unknown, "it has ended");
+}
+
+#[test]
+fn of_two_requests_on_one_room_neither_surely_has_the_transfer_that_stalls() {
+    let mut world = World::in_flight();
+    assert_eq!(world.diagnosis(20.0).confidence, Confidence::High);
+    world.see(5.0, Body::Open { room: ROOM, sender: 2, backend: Backend::Nixl });
+    world.posted(WORKER, 6.0, 2);
+    for serial in [1, 2] {
+        let tracked = world.tracker.get(RequestKey { process: PROCESS, serial }).unwrap();
+        let diagnosis = diagnose(&tracked, at(20.0));
+        assert_eq!((diagnosis.cause, diagnosis.confidence), (Cause::TransferStalled, Confidence::Low));
+    }
 }
 
 #[test]

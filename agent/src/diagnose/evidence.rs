@@ -303,6 +303,9 @@ fn of_transfers(tracked: &Tracked<'_>, now: Monotonic, evidence: &mut Vec<Eviden
     {
         let rooms = work_ahead(transfers, request.room, room.queue).count();
         seen(Source::Calls, longest.since, Fact::WorkersHold { room: longest.room, rooms });
+        if !is_watched(tracked) && transfers.of_room(request.room).is_none() {
+            seen(Source::Transfers, request.created, Fact::TransfersNotAllSeen);
+        }
     }
 }
 

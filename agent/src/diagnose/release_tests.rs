@@ -82,6 +82,54 @@ fn a_release_is_not_called_unsafe_unless_a_transfer_of_the_request_was_under_way
 }
 
 #[test]
+fn a_request_that_another_rank_fails_has_failed_here_too_whatever_its_own_poll_says() {
+    let fail = |world: &mut World| {
+        world.see(6.0, Body::Failure { room: ROOM, sender: 1 });
+        world.see(6.0, Body::Leave { room: ROOM, sender: 1, reason: LeaveReason::Removed });
+    };
+    let mut world = World::in_flight();
+    fail(&mut world);
+    let diagnosis = world.released(6.0);
+    assert_eq!((diagnosis.cause, diagnosis.confidence), (Cause::UnsafeRelease, Confidence::High));
+    assert_eq!(world.tracker.requests().count(), 0, "it does not live");
+    let mut done = World::done();
+    fail(&mut done);
+    assert_eq!((done.judged(7.0).is_none(), done.tracker.requests().count()), (true, 0));
+}
+
+#[test]
+fn what_a_former_request_of_the_room_left_under_way_is_not_the_next_ones() {
+    let mut world = World::in_flight();
+    world.leave(6.0, LeaveReason::Failed);
+    let (room, sender) = (ROOM, 2);
+    world.see(7.0, Body::Open { room, sender, backend: Backend::Nixl });
+    world.see(7.0, Body::Enter { room, sender, rid: None, queue_length: 1 });
+    let next = RequestKey { process: PROCESS, serial: sender };
+    let tracked = world.tracker.get(next).unwrap();
+    let diagnosis = diagnose(&tracked, at(60.0));
+    assert_eq!(diagnosis.cause, Cause::Unknown, "nothing of it was posted");
+    assert!(matches!(diagnosis.quiescence, Quiescence::InFlight { transfers: 1, .. }), "the room is busy all the same");
+    world.see(61.0, Body::Phase { room, sender, old: None, new: Some(Phase::Failed) });
+    world.see(61.0, Body::Leave { room, sender, reason: LeaveReason::Failed });
+    assert!(world.tracker.judged(at(61.0)).all(|it| it.key != next));
+}
+
+#[test]
+fn of_two_that_fail_on_one_room_the_second_is_not_surely_the_one_that_was_written() {
+    let mut world = World::in_flight();
+    world.see(5.0, Body::Open { room: ROOM, sender: 2, backend: Backend::Nixl });
+    world.see(5.0, Body::Enter { room: ROOM, sender: 2, rid: None, queue_length: 2 });
+    world.posted(WORKER, 5.5, 2);
+    for sender in [1, 2] {
+        world.see(6.0, Body::Phase { room: ROOM, sender, old: None, new: Some(Phase::Failed) });
+        world.see(6.0, Body::Leave { room: ROOM, sender, reason: LeaveReason::Failed });
+    }
+    let released: Vec<_> = world.tracker.judged(at(6.0)).map(|it| (it.key.serial, diagnose(&it, at(6.0)))).collect();
+    let [(2, diagnosis)] = &released[..] else { panic!("{released:?}") };
+    assert_eq!((diagnosis.cause, diagnosis.confidence), (Cause::UnsafeRelease, Confidence::Low));
+}
+
+#[test]
 fn a_release_is_called_unsafe_with_low_confidence_where_the_transfers_end_may_have_been_missed() {
     let mut lost = World::in_flight();
     lost.tracker.native_lost(PROCESS, at(5.0));

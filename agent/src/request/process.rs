@@ -208,9 +208,12 @@ impl Process {
             }
             Body::Clear { room, sender, removed } => self.clear(*room, *sender, *removed, applying),
             Body::Failure { sender, .. } => {
-                // In the inflight queue the `leave` mark follows, with the reason.
-                if self.request(*sender, applying).is_some_and(|request| !request.is_inflight()) {
-                    self.forget(*sender, None, applying);
+                if let Some(request) = self.request(*sender, applying) {
+                    request.failed = Some(at);
+                    // In the inflight queue the `leave` mark follows, with the reason.
+                    if !request.is_inflight() {
+                        self.forget(*sender, None, applying);
+                    }
                 }
             }
             Body::Enter { sender, rid, .. } => self.enter(*sender, rid.as_ref(), applying),
@@ -433,7 +436,10 @@ impl Process {
             // The sender may live on: a request that is put back into a waiting queue keeps it.
             LeaveReason::Removed => {
                 let Some(request) = self.request(serial, applying) else { return };
-                if request.entered.take().is_some() {
+                if request.failed.is_some() {
+                    // Another rank's poll failed it: polls are MIN-reduced, and this one's own did not say so.
+                    self.forget(serial, Some(LeaveReason::Failed), applying);
+                } else if request.entered.take().is_some() {
                     self.inflight = self.inflight.saturating_sub(1);
                     self.changed(serial, Step::Left(reason), applying);
                 }

@@ -204,6 +204,12 @@ impl SubjectTransfers {
         self.under_way.first().map(|(oldest, _)| (self.under_way.len(), *oldest))
     }
 
+    /// The same of those that were posted at `since` or later.
+    pub fn under_way_since(&self, since: Monotonic) -> Option<(usize, Monotonic)> {
+        let mut later = self.under_way.range((since, 0)..);
+        later.next().map(|(oldest, _)| (later.count() + 1, *oldest))
+    }
+
     /// When one of them was posted, moved or ended last.
     pub fn last_moved(&self) -> Option<Monotonic> {
         self.last_posted.max(self.last_ended).max(self.last_progress)

@@ -118,9 +118,13 @@ impl Process {
         // What is under way on a room may be another sender's that has sent something too.
         let room = self.rooms.get(&request.room)?;
         let alone = !room.senders.iter().any(|other| *other != serial && has_sent(other));
-        let (transfers, oldest) = self.transfers.of_room(request.room).filter(|_| alone)?.under_way()?;
+        let (transfers, oldest) =
+            self.transfers.of_room(request.room).filter(|_| alone)?.under_way_since(request.created)?;
         let watched = matches!(self.state.native.watch, Watch::Since { at, .. } if at <= request.created);
-        Some(UnsafeRelease { transfers, oldest, certain: watched && self.state.sync == Sync::Complete })
+        // One that has had the room with it, sent something and left may have left them.
+        let sends_nothing = |other: u64| self.requests.contains_key(&other) && !has_sent(&other);
+        let are_its_own = request.shared_with.is_none_or(sends_nothing);
+        Some(UnsafeRelease { transfers, oldest, certain: watched && are_its_own && self.state.sync == Sync::Complete })
     }
 
     /// What was read of a transfer in the server's memory. Of a handle that was posted before events were lost, the
