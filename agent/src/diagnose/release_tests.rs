@@ -119,6 +119,7 @@ fn of_two_that_fail_on_one_room_the_second_is_not_surely_the_one_that_was_writte
     let mut world = World::in_flight();
     world.see(5.0, Body::Open { room: ROOM, sender: 2, backend: Backend::Nixl });
     world.see(5.0, Body::Enter { room: ROOM, sender: 2, rid: None, queue_length: 2 });
+    world.see(5.0, Body::Send { room: ROOM, sender: 2, pages: 8, last: true });
     world.posted(WORKER, 5.5, 2);
     for sender in [1, 2] {
         world.see(6.0, Body::Phase { room: ROOM, sender, old: None, new: Some(Phase::Failed) });
