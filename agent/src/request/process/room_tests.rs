@@ -5,8 +5,7 @@ use std::collections::BTreeSet;
 use proptest::prelude::*;
 
 use super::*;
-use crate::event::ChunkStep;
-use crate::event::Entry;
+use crate::event::{ChunkCounts, ChunkStep, Entry};
 
 const PROCESS: ProcessKey = ProcessKey { pid: 7, start: 1 };
 const EPOCH: u64 = 5;
