@@ -168,6 +168,10 @@ impl World {
             } else if after.is_none() {
                 sender.dropped = Some(now);
                 sender.truth.stuck("UpdateDropped", now, now);
+                if sender.shared_with.is_some() {
+                    // Whoever removed the status: two requests had the room, and it is gone.
+                    sender.truth.stuck("RoomCollision", now, now);
+                }
             }
         }
     }
