@@ -79,7 +79,7 @@ pub fn diagnose(tracked: &Tracked<'_>, now: Monotonic) -> Diagnosis {
 pub fn conclude(tracked: &Tracked<'_>, now: Monotonic) -> Conclusion {
     let cause = cause::cause(tracked, now);
     let synchronised = tracked.server.sync == Sync::Complete;
-    let released = tracked.request.ended.and_then(|ended| ended.unsafe_release);
+    let released = tracked.request.ended.as_ref().and_then(|ended| ended.unsafe_release.as_deref().copied());
     // Whose the transfers of a room are that another sender had too cannot be told.
     let are_its_own = tracked.request.shared_with.is_none();
     let seen = synchronised && (!cause.rests_on_transfers() || are_its_own && quiescence::is_watched(tracked));

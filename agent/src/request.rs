@@ -121,14 +121,14 @@ pub struct DroppedBy {
 }
 
 /// The end of a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ended {
     /// When.
     pub at: Monotonic,
     /// Why it left the inflight queue; nothing when it ended without having been there.
     pub left: Option<LeaveReason>,
     /// What was under way when it gave its pages back, where that may harm others.
-    pub unsafe_release: Option<UnsafeRelease>,
+    pub unsafe_release: Option<Box<UnsafeRelease>>,
 }
 
 /// Pages that were given back while a transfer still read them: who gets them next may have its bytes sent in their place,

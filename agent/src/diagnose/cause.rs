@@ -169,7 +169,7 @@ const UCS_ERR_CONNECTION_RESET: i8 = -25;
 /// say what to do; then what its transfers show.
 pub fn cause(tracked: &Tracked<'_>, now: Monotonic) -> Cause {
     let Tracked { request, room, server, .. } = *tracked;
-    if request.ended.is_some_and(|ended| ended.unsafe_release.is_some()) {
+    if request.ended.as_ref().is_some_and(|ended| ended.unsafe_release.is_some()) {
         return Cause::UnsafeRelease;
     }
     if diverges(tracked, now).is_some() {

@@ -247,8 +247,8 @@ pub(super) fn evidence(tracked: &Tracked<'_>, now: Monotonic) -> Vec<Evidence> {
 fn of_transfers(tracked: &Tracked<'_>, now: Monotonic, evidence: &mut Vec<Evidence>) {
     let Tracked { request, room, server, transfers, .. } = *tracked;
     let mut seen = |source, at, fact| evidence.push(Evidence { source, at, fact });
-    if let Some(ended) = request.ended
-        && let Some(released) = ended.unsafe_release
+    if let Some(ended) = &request.ended
+        && let Some(released) = &ended.unsafe_release
     {
         seen(Source::Transfers, ended.at, Fact::PagesReleased { transfers: released.transfers });
     }

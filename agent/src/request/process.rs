@@ -328,7 +328,7 @@ impl Process {
     fn forget(&mut self, serial: u64, left: Option<LeaveReason>, applying: &mut Applying<'_>) {
         let unsafe_release = left.and_then(|left| self.unsafe_release(serial, left));
         let Some(mut request) = self.take_out(serial) else { return };
-        request.ended = Some(Ended { at: applying.at, left, unsafe_release });
+        request.ended = Some(Ended { at: applying.at, left, unsafe_release: unsafe_release.map(Box::new) });
         if unsafe_release.is_some() {
             self.transfers.count_unsafe_release();
             self.released.keep(request.as_ref().clone());

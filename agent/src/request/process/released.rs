@@ -41,13 +41,14 @@ impl Released {
 
     /// Those that are shown at `now`, in order.
     pub(super) fn shown(&self, now: Monotonic, serials: Serials) -> impl Iterator<Item = &Request> {
-        let is_shown = move |request: &&Request| request.ended.is_some_and(|ended| now.since(ended.at) < SHOWN_FOR);
+        let is_shown =
+            move |request: &&Request| request.ended.as_ref().is_some_and(|ended| now.since(ended.at) < SHOWN_FOR);
         self.requests.range(serials).map(|(_, request)| request).filter(is_shown)
     }
 
     /// Forgets those that ended before `before`.
     pub(super) fn prune(&mut self, before: Monotonic) {
-        self.requests.retain(|_, request| request.ended.is_some_and(|ended| ended.at >= before));
+        self.requests.retain(|_, request| request.ended.as_ref().is_some_and(|ended| ended.at >= before));
     }
 
     pub(super) fn no_room(&self) -> &RoomState {
