@@ -213,6 +213,21 @@ fn a_room_that_is_registered_again_is_no_collision() {
 }
 
 #[test]
+fn a_room_that_is_registered_again_while_events_are_lost_is_no_collision() {
+    let mut world = World::synchronised();
+    world.see_all([open(1), phase(1, None, Phase::WaitingForInput), open(2), dropped()]);
+    assert_eq!(world.diagnosis(1, 0).0, Cause::RoomCollision);
+    let registered = |serial: u64| Entry { shared_with: Some(3 - serial), cleared_by: None, ..pinned_entry() };
+    world.tracker.asked(PROCESS, EPOCH, ResyncReason::EventsLost, Monotonic(world.time));
+    world.see(Body::StateBegin { epoch: EPOCH });
+    for sender in [1, 2] {
+        world.see(Body::Entry { room: ROOM, sender, epoch: EPOCH, entry: Box::new(registered(sender)) });
+    }
+    world.see(Body::StateEnd { epoch: EPOCH, entries: 2 });
+    assert_eq!((world.sync(), world.diagnosis(1, 0).0), (Sync::Complete, Cause::Unknown));
+}
+
+#[test]
 fn an_update_that_is_dropped_without_a_collision_is_named_so() {
     let mut world = World::synchronised();
     world.see_all([open(1), phase(1, None, Phase::WaitingForInput), send(1), enter(1), abort(1), dropped()]);

@@ -73,6 +73,8 @@ impl Process {
             if reason.is_loss() {
                 // That a worker was done with its chunk may be among what was lost.
                 self.transfers.forget_workers();
+                // So may be that a room has a status again: the entries say of which it was removed.
+                self.rooms.values_mut().for_each(|room| room.known_absent = false);
             }
             self.resync = Some(Resync { epoch, entries: HashSet::new(), alive: HashSet::new() });
         }
