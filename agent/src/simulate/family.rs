@@ -70,10 +70,12 @@ impl Family {
     pub fn support(self) -> Support {
         match self {
             Self::FailureNotTold => Support::NotYet("what the decode side knows is not seen from here"),
-            Self::Resurrection => Support::NotYet("there is no cause Resurrected"),
-            Self::PipelineDivergence | Self::TensorDivergence => Support::NotYet("there is no cause RankDivergence"),
-            Self::LoopStalled => Support::NotYet("there is no cause LoopStalled"),
-            Self::WarmupPinned => Support::NotYet("there is no cause WarmupPinned"),
+            Self::LoopStalled => {
+                Support::NotYet("where its queue was empty at the last pass, truth and diagnosis part")
+            }
+            Self::PipelineDivergence | Self::TensorDivergence => Support::NotYet(
+                "the simulated ranks part once, and go on in step: the diagnosis asks for a queue that stays apart",
+            ),
             _ => Support::Simulated,
         }
     }

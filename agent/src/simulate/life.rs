@@ -6,10 +6,14 @@ use super::{
     schedule::{Fault, Plan},
     server::{Chunk, Sender},
     truth::{Fate, Truth},
-    work::STANDS,
     world::{Act, World},
 };
 use crate::event::{Backend, Body, ChunkStep, LeaveReason, Phase, Room, clock::Monotonic};
+
+/// Without a pass for so long a scheduler counts as stuck.
+const PASSES_WITHIN: Duration = Duration::from_secs(60);
+/// A warm-up that is in the queue for longer is pinned.
+const WARM_UP_ENDS_WITHIN: Duration = Duration::from_secs(10);
 
 impl World {
     pub(super) fn scheduler(&self, rank: usize) -> u32 {
@@ -96,6 +100,7 @@ impl World {
 
     /// A chunk is prefilled: it is sent, and after the last one the request enters the queue.
     pub(super) fn send(&mut self, rank: usize, place: usize, number: u32) {
+        let now = self.now;
         let Some(plan) = self.plan(rank, place).filter(|_| !self.is_stopped) else { return };
         let (is_last, room, tid) = (number + 1 >= plan.chunks, plan.room, self.scheduler(rank));
         let Some(it) = self.ranks.get_mut(rank) else { return };
@@ -122,8 +127,7 @@ impl World {
             self.is_blocked(rank, worker, place);
             self.later(Duration::from_micros(200), Act::Take { rank, worker });
         } else if let Some(truth) = self.truth(rank, place).filter(|_| is_last) {
-            let (since, shows) = (truth.created, truth.created.plus(Duration::from_secs(300)));
-            truth.stuck("WarmupPinned", since, shows);
+            truth.stuck("WarmupPinned", now, now.plus(WARM_UP_ENDS_WITHIN));
         }
         if !is_last {
             let after = self.chance.millis(50, 600);
@@ -161,6 +165,9 @@ impl World {
         let Some(it) = self.ranks.get_mut(rank) else { return };
         for place in it.live_on(room) {
             let Some(sender) = it.senders.get_mut(place) else { continue };
+            if before == Some(Phase::Failed) && after > before {
+                sender.truth.holds("Resurrected", now);
+            }
             if after.is_some() && before.is_none() {
                 (sender.cleared_by, sender.dropped) = (None, None);
                 sender.truth.is_over("RoomCollision", now);
@@ -188,8 +195,14 @@ impl World {
         self.is_stopped = true;
         let cause = if self.schedule.diverges { "RankDivergence" } else { "LoopStalled" };
         for rank in &mut self.ranks {
+            // Nobody waits for a pass over an empty queue; who came to it after the last pass is not known to be in it.
+            let has_entered = |place: &usize| rank.senders.get(*place).is_some_and(|it| it.truth.entered.is_some());
+            if !rank.queue.iter().any(has_entered) {
+                rank.senders.iter_mut().for_each(|sender| sender.truth.holds(cause, now));
+                continue;
+            }
             for sender in rank.senders.iter_mut().filter(|sender| sender.is_live()) {
-                sender.truth.stuck(cause, now, now.plus(STANDS));
+                sender.truth.stuck(cause, now, now.plus(PASSES_WITHIN));
             }
         }
     }

@@ -94,7 +94,7 @@ impl Schedule {
             .collect();
         let blackout = Duration::from_millis(chance.between(1_000, 3_000));
         inject(family, &mut plans, blackout, settings.ranks, chance);
-        if plans.len() > 1 && chance.percent(25) {
+        if plans.len() > 1 && family != Family::WarmupPinned && chance.percent(25) {
             also(&mut plans, chance);
         }
         let bootstrap_timeout = Duration::from_secs(chance.between(4, 8));
@@ -155,7 +155,7 @@ fn needs_nixl(family: Family) -> bool {
 fn ends_after(family: Family) -> Duration {
     use Family::*;
     Duration::from_secs(match family {
-        ParkedPrefill | BootstrapThreadDied | OrphanRoom => 80,
+        ParkedPrefill | BootstrapThreadDied | OrphanRoom | LoopStalled => 80,
         ClearedRoom | AbortIgnored => 52,
         Backpressure => 60,
         WarmupPinned => 45,

@@ -36,7 +36,8 @@ pub struct Truth {
     /// What may be said of it, and when: not only what it is stuck for, but what holds for a moment too, such as that no
     /// decode has registered yet.
     pub holds: Vec<Holds>,
-    /// Its own poll has said that it is over: nothing more is true of it than that it gave its pages away.
+    /// Its own poll has said that it is over: nothing more is true of it than that it gave its pages away,
+    /// or that nobody lets it go.
     #[serde(skip)]
     pub(super) is_concluded: bool,
 }
@@ -93,7 +94,7 @@ pub(super) enum Shown {
 /// What shows a cause, and how far it goes before others: the diagnosis names the first that holds.
 pub(super) fn standing(cause: &str) -> (u8, Shown) {
     match cause {
-        "UnsafeRelease" => (0, Shown::Once),
+        "UnsafeRelease" | "LoopStalled" => (0, Shown::Once),
         "RoomCollision" => (1, Shown::Calls),
         "UpdateDropped" => (2, Shown::Calls),
         "AbortIgnored" => (3, Shown::Calls),
@@ -106,7 +107,7 @@ pub(super) fn standing(cause: &str) -> (u8, Shown) {
 impl Truth {
     /// From `at` on this may be said.
     pub(super) fn holds(&mut self, cause: &'static str, at: Monotonic) {
-        if !self.is_true(cause, at) && (!self.is_concluded || cause == "UnsafeRelease") {
+        if !self.is_true(cause, at) && (!self.is_concluded || standing(cause).0 == 0) {
             self.holds.push(Holds { cause, from: at, until: None });
         }
     }
@@ -134,7 +135,7 @@ impl Truth {
 
     /// It is stuck; what goes before that stays.
     pub(super) fn stuck(&mut self, cause: &'static str, since: Monotonic, shows: Monotonic) {
-        if self.is_concluded && cause != "UnsafeRelease" {
+        if self.is_concluded && standing(cause).0 != 0 {
             return;
         }
         self.holds(cause, since);

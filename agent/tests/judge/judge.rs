@@ -74,6 +74,7 @@ fn matches_from(cause: &str, truth: &Truth, shows: Monotonic, bootstrap_timeout:
     let seconds = Duration::from_secs;
     match cause {
         "RoomCollision" | "UpdateDropped" | "AbortIgnored" => Some(shows.max(truth.entered?)),
+        "WarmupPinned" => Some(shows.max(truth.entered?.plus(seconds(300)))),
         "Parked" => Some(shows.max(truth.entered?.plus(seconds(30)))),
         "NeverBootstrapped" => Some(shows.max(truth.created.plus(bootstrap_timeout + seconds(30)))),
         _ => Some(shows),
