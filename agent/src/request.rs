@@ -59,7 +59,7 @@ pub struct Request {
     /// Whether the last chunk was among them.
     pub sent_last: bool,
     /// When `abort()` was called last, and how many passes the scheduler had made by then.
-    pub aborted: Option<Aborted>,
+    pub aborted: Option<Box<Aborted>>,
     /// When an `update_status(Failed)` of this room was dropped last, while this sender lived.
     pub update_dropped: Option<Monotonic>,
     /// When the decode side aborted the room last.
@@ -77,7 +77,7 @@ pub struct Request {
     /// When a failure flag was set by us.
     pub remedied: Option<Monotonic>,
     /// How it ended, when it did.
-    pub ended: Option<Ended>,
+    pub ended: Option<Box<Ended>>,
     /// When `failure_exception()` was called: its group fails it, whatever its own `poll()` says.
     pub failed: Option<Monotonic>,
 }
@@ -180,7 +180,7 @@ impl Request {
 
     /// The time of the oldest thing that is known of it.
     pub fn oldest(&self) -> Monotonic {
-        let others = [Some(self.phase_since), self.entered, self.aborted.map(|aborted| aborted.at)];
+        let others = [Some(self.phase_since), self.entered, self.aborted.as_ref().map(|aborted| aborted.at)];
         others.into_iter().flatten().fold(self.created, Monotonic::min)
     }
 

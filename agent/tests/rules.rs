@@ -45,7 +45,7 @@ fn complaint(source: &str) -> String {
 #[test]
 fn every_field_has_its_value() {
     let mut world = World::healthy();
-    world.request.aborted = Some(dislodge::request::Aborted { at: at(3.0), passes: 1 });
+    world.request.aborted = Some(Box::new(dislodge::request::Aborted { at: at(3.0), passes: 1 }));
     world.room.senders = vec![1, 2];
     world.server.hello = Some(Box::new(Hello {
         sglang: Some("0.5.22".into()),

@@ -195,7 +195,7 @@ pub fn cause(tracked: &Tracked<'_>, now: Monotonic) -> Cause {
     if request.resurrected.is_some() {
         return Cause::Resurrected;
     }
-    if let Some(aborted) = request.aborted
+    if let Some(aborted) = &request.aborted
         && now.since(aborted.at) >= ABORT_GRACE
         && server.passes.saturating_sub(aborted.passes) >= ABORT_PASSES
     {

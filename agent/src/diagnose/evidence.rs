@@ -205,7 +205,7 @@ pub(super) fn evidence(tracked: &Tracked<'_>, now: Monotonic) -> Vec<Evidence> {
     if let Some(other) = request.cleared_by {
         seen(request.cleared_at.unwrap_or(request.phase_since), Fact::RoomClearedByOther { room: request.room, other });
     }
-    if let Some(aborted) = request.aborted {
+    if let Some(aborted) = &request.aborted {
         seen(aborted.at, Fact::AbortCalled { passes_since: server.passes.saturating_sub(aborted.passes) });
     }
     if let Some(at) = request.peer_aborted {

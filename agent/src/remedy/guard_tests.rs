@@ -83,7 +83,9 @@ const REFUSED: &[(Refusal, Spoil)] = &[
     (Refusal::NotInflight, |case| case.request.entered = None),
     (Refusal::Terminal, |case| case.request.phase = Some(Phase::Failed)),
     (Refusal::Terminal, |case| case.request.phase = None),
-    (Refusal::Terminal, |case| case.request.ended = Some(Ended { at: Monotonic(9), left: None, unsafe_release: None })),
+    (Refusal::Terminal, |case| {
+        case.request.ended = Some(Box::new(Ended { at: Monotonic(9), left: None, unsafe_release: None }))
+    }),
     (Refusal::RidIncomplete, |case| case.request.rid = None),
     (Refusal::RidIncomplete, |case| case.request.rid.as_mut().unwrap().truncated = true),
     (Refusal::RidIncomplete, |case| case.request.rid.as_mut().unwrap().text.clear()),

@@ -190,7 +190,7 @@ impl Process {
                 let passes = self.state.passes;
                 if let Some(request) = self.request(*sender, applying) {
                     // The first one counts: a client that repeats itself must not start the clock again.
-                    request.aborted.get_or_insert(Aborted { at, passes });
+                    request.aborted.get_or_insert_with(|| Box::new(Aborted { at, passes }));
                     self.changed(*sender, Step::Aborted, applying);
                 }
             }
@@ -300,6 +300,8 @@ impl Process {
             }
         }
         if !state.senders.contains(&serial) {
+            // Nearly every room has one; a vector that grows by itself begins with four.
+            state.senders.reserve_exact(1);
             state.senders.push(serial);
         }
         if request.is_inflight() {
@@ -328,7 +330,7 @@ impl Process {
     fn forget(&mut self, serial: u64, left: Option<LeaveReason>, applying: &mut Applying<'_>) {
         let unsafe_release = left.and_then(|left| self.unsafe_release(serial, left));
         let Some(mut request) = self.take_out(serial) else { return };
-        request.ended = Some(Ended { at: applying.at, left, unsafe_release: unsafe_release.map(Box::new) });
+        request.ended = Some(Box::new(Ended { at: applying.at, left, unsafe_release: unsafe_release.map(Box::new) }));
         if unsafe_release.is_some() {
             self.transfers.count_unsafe_release();
             self.released.keep(request.as_ref().clone());

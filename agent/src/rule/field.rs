@@ -254,7 +254,7 @@ pub static FIELDS: [Field; 21] = [
         |it| Value::Seconds(it.seconds_since(it.tracked.request.waiting_since())),
     ),
     seconds("abort_seconds", "time since abort() was called last; -1 when never", "marks: abort, entry", true, |it| {
-        Value::Seconds(it.tracked.request.aborted.map_or(-1.0, |aborted| it.seconds_since(aborted.at)))
+        Value::Seconds(it.tracked.request.aborted.as_ref().map_or(-1.0, |aborted| it.seconds_since(aborted.at)))
     }),
     count("sent_chunks", "chunks", "chunks given to send()", "marks: send, entry", |it| {
         Value::Count(it.tracked.request.sent_chunks.into())

@@ -106,10 +106,10 @@ impl Process {
             sent_chunks: entry.sent_chunks,
             sent_pages: entry.sent_pages,
             sent_last: entry.sent_last,
-            aborted: entry.aborted.map(|at| Aborted {
-                at,
+            aborted: entry.aborted.map(|at| {
                 // Passes before the agent came are not known; those since the resynchronisation count.
-                passes: before.aborted.map_or(passes, |aborted| aborted.passes),
+                let passes = before.aborted.as_ref().map_or(passes, |aborted| aborted.passes);
+                Box::new(Aborted { at, passes })
             }),
             update_dropped: entry.dropped,
             shared_with: entry.shared_with.or(before.shared_with),
