@@ -171,7 +171,7 @@ impl Kernel {
     /// costs the process ends a little later ([`Self::wait_for_removal`]).
     pub fn detach(&mut self, key: ProcessKey) {
         if let Some(Traced { slot, links }) = self.traced.remove(&key) {
-            self.drop_links(key, links);
+            self.drop_links(key, Some(slot), links);
             self.forget_looks(slot);
             if let Err(error) = self.occupy(slot, TracedProcess::default()) {
                 tracing::warn!(pid = key.pid, %error, "cannot take the process out of the map of traced processes");
@@ -204,7 +204,8 @@ impl Kernel {
         if let Some(traced) = self.traced.get(&key) {
             return Ok(traced.slot);
         }
-        let slot = free_slot(self.traced.values().map(|traced| traced.slot)).ok_or(AttachError::TooMany)?;
+        let slot = free_slot(self.traced.values().map(|traced| traced.slot).chain(self.removal.slots()))
+            .ok_or(AttachError::TooMany)?;
         self.occupy(slot, TracedProcess { tgid: u64::from(key.pid), ..TracedProcess::default() })?;
         self.traced.insert(key, Traced { slot, links: Vec::new() });
         Ok(slot)

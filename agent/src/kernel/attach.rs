@@ -6,7 +6,7 @@ use aya::programs::{
     UProbe,
     uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeLinkId, UProbeScope},
 };
-use dislodge_ebpf::process::AttachCookie;
+use dislodge_ebpf::process::{AttachCookie, MAX_PROCESSES};
 
 use super::{
     AttachError, Kernel,
@@ -38,7 +38,7 @@ impl Kernel {
         let rows = self.attach_sets(key, surveyed, sets, returns, &mut links);
         match self.traced.get_mut(&key) {
             Some(traced) => traced.links.append(&mut links),
-            None => self.drop_links(key, links),
+            None => self.drop_links(key, None, links),
         }
         rows
     }
@@ -76,7 +76,9 @@ impl Kernel {
             .collect()
     }
 
-    pub(super) fn drop_links(&mut self, key: ProcessKey, links: Vec<Link>) {
+    /// `slot` is that of a process which is not traced any more.
+    pub(super) fn drop_links(&mut self, key: ProcessKey, slot: Option<u32>, links: Vec<Link>) {
+        let slot = slot.or(self.traced.get(&key).map(|traced| traced.slot)).unwrap_or(MAX_PROCESSES);
         let mut owned = Vec::with_capacity(links.len());
         for Link { program: name, id } in links {
             let Some(program) = self.program(name) else { continue };
@@ -85,7 +87,7 @@ impl Kernel {
                 Err(error) => tracing::warn!(pid = key.pid, program = name, %error, "cannot detach"),
             }
         }
-        self.removal.begin(owned);
+        self.removal.begin(slot, owned);
     }
 
     fn attach_site(
