@@ -157,7 +157,7 @@ impl Kernel {
         let traced = self.traced.get_mut(&key);
         match (attached, traced) {
             (Ok(id), Some(traced)) => {
-                traced.links.push(Link { program: MARK_PROGRAM, id });
+                traced.links.push(Link { program: MARK_PROGRAM, slot, id });
                 Ok(())
             }
             (attached, _) => {
@@ -171,7 +171,7 @@ impl Kernel {
     /// costs the process ends a little later ([`Self::wait_for_removal`]).
     pub fn detach(&mut self, key: ProcessKey) {
         if let Some(Traced { slot, links }) = self.traced.remove(&key) {
-            self.drop_links(key, Some(slot), links);
+            self.drop_links(key, links);
             self.forget_looks(slot);
             if let Err(error) = self.occupy(slot, TracedProcess::default()) {
                 tracing::warn!(pid = key.pid, %error, "cannot take the process out of the map of traced processes");

@@ -6,7 +6,7 @@ use aya::programs::{
     UProbe,
     uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeLinkId, UProbeScope},
 };
-use dislodge_ebpf::process::{AttachCookie, MAX_PROCESSES};
+use dislodge_ebpf::process::AttachCookie;
 
 use super::{
     AttachError, Kernel,
@@ -21,6 +21,8 @@ use crate::{event::ProcessKey, target::library::MappedLibrary};
 #[derive(Debug)]
 pub(super) struct Link {
     pub(super) program: &'static str,
+    /// The one that its cookie names.
+    pub(super) slot: u32,
     pub(super) id: UProbeLinkId,
 }
 
@@ -38,7 +40,7 @@ impl Kernel {
         let rows = self.attach_sets(key, surveyed, sets, returns, &mut links);
         match self.traced.get_mut(&key) {
             Some(traced) => traced.links.append(&mut links),
-            None => self.drop_links(key, None, links),
+            None => self.drop_links(key, links),
         }
         rows
     }
@@ -63,31 +65,21 @@ impl Kernel {
                     }
                     Planned::At(_) => ProbeState::OnDemand,
                 };
-                let library = library.name.clone();
-                ProbeReport {
-                    role: spec.role,
-                    library,
-                    function: spec.function,
-                    required: spec.required,
-                    set: spec.set,
-                    state,
-                }
+                ProbeReport::of(spec, library.name.clone(), state)
             })
             .collect()
     }
 
-    /// `slot` is that of a process which is not traced any more.
-    pub(super) fn drop_links(&mut self, key: ProcessKey, slot: Option<u32>, links: Vec<Link>) {
-        let slot = slot.or(self.traced.get(&key).map(|traced| traced.slot)).unwrap_or(MAX_PROCESSES);
+    pub(super) fn drop_links(&mut self, key: ProcessKey, links: Vec<Link>) {
         let mut owned = Vec::with_capacity(links.len());
-        for Link { program: name, id } in links {
+        for Link { program: name, slot, id } in links {
             let Some(program) = self.program(name) else { continue };
             match program.take_link(id) {
-                Ok(link) => owned.push(link),
+                Ok(link) => owned.push((slot, link)),
                 Err(error) => tracing::warn!(pid = key.pid, program = name, %error, "cannot detach"),
             }
         }
-        self.removal.begin(slot, owned);
+        self.removal.begin(owned);
     }
 
     fn attach_site(
@@ -143,7 +135,7 @@ impl Kernel {
         let id = self
             .attach_uprobe(key, program, &library.path, site.file_offset, cookie)
             .map_err(|error| error.to_string())?;
-        links.push(Link { program, id });
+        links.push(Link { program, slot, id });
         Ok(())
     }
 

@@ -41,13 +41,13 @@ impl Kernel {
         if rows.iter().any(|row| row.state == ProbeState::Attached) {
             return Ok(look);
         }
-        self.drop_links(key, None, look.links);
+        self.drop_links(key, look.links);
         Err(rows)
     }
 
     /// Takes the probes off again and hands out the polls that they counted, by handle or batch.
     pub fn end_look(&mut self, look: Look) -> Vec<(u64, Polls)> {
-        self.drop_links(look.key, None, look.links);
+        self.drop_links(look.key, look.links);
         let Some(slot) = self.traced.get(&look.key).map(|traced| traced.slot) else { return Vec::new() };
         let polls = self.polls_of(slot);
         self.forget_polls(slot, &polls);

@@ -6,10 +6,9 @@ use serde::Serialize;
 
 use super::{
     canary::ReturnProbes,
-    plan::{Planned, Surveyed},
-    probe::{ProbeSet, ProbeSpec},
+    plan::{Planned, ProbeRow, Surveyed},
+    probe::ProbeSpec,
 };
-use crate::target::library::LibraryRole;
 
 /// How much of a probe is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,38 +89,15 @@ impl Outlook {
     }
 }
 
-/// A row of the table of probes, before anything is attached.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct ProbeOutlook {
-    /// The kind of library.
-    pub role: LibraryRole,
-    /// File name of the library.
-    pub library: String,
-    /// The function.
-    pub function: &'static str,
-    /// Whether transfers can't be followed without it.
-    pub required: bool,
-    /// When it is attached.
-    pub set: ProbeSet,
-    /// What would become of it.
-    #[serde(flatten)]
-    pub outlook: Outlook,
-}
+/// What would become of a probe, before anything is attached.
+pub type ProbeOutlook = ProbeRow<Outlook>;
 
 impl Surveyed {
     /// What would become of each probe on this library: `returns` is the canary's judgement, `not_loaded` the programs that
     /// this kernel would not load, and why.
     pub fn outlook(&self, returns: &ReturnProbes, not_loaded: &HashMap<String, String>) -> Vec<ProbeOutlook> {
         let row = |planned: &Planned| {
-            let spec = planned.spec();
-            ProbeOutlook {
-                role: spec.role,
-                library: self.library.name.clone(),
-                function: spec.function,
-                required: spec.required,
-                set: spec.set,
-                outlook: outlook(planned, returns, not_loaded),
-            }
+            ProbeOutlook::of(planned.spec(), self.library.name.clone(), outlook(planned, returns, not_loaded))
         };
         self.planned.iter().map(row).collect()
     }

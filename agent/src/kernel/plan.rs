@@ -50,9 +50,9 @@ impl ProbeState {
     }
 }
 
-/// A row of the table of probes.
+/// A row of the table of probes: what became of it, or ([`super::outlook`]) what would.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct ProbeReport {
+pub struct ProbeRow<State> {
     /// The kind of library.
     pub role: LibraryRole,
     /// File name of the library.
@@ -65,8 +65,19 @@ pub struct ProbeReport {
     pub set: ProbeSet,
     /// What became of it.
     #[serde(flatten)]
-    pub state: ProbeState,
+    pub state: State,
 }
+
+impl<State> ProbeRow<State> {
+    /// The row of a probe on a library of that file name.
+    pub fn of(spec: &'static ProbeSpec, library: String, state: State) -> Self {
+        let ProbeSpec { role, function, required, set, .. } = *spec;
+        Self { role, library, function, required, set, state }
+    }
+}
+
+/// What became of a probe.
+pub type ProbeReport = ProbeRow<ProbeState>;
 
 /// Where a probe belongs.
 #[derive(Clone, Debug)]

@@ -11,15 +11,15 @@ const SIDE_BY_SIDE: usize = 16;
 /// The probes that are being taken off.
 #[derive(Debug, Default)]
 pub(super) struct Removal {
-    /// Each with the slot that its probes' cookies name.
-    threads: Vec<(u32, JoinHandle<()>)>,
+    /// Each with the slots that its probes' cookies name.
+    threads: Vec<(Vec<u32>, JoinHandle<()>)>,
 }
 
 impl Removal {
-    /// Begins to take probes off whose cookies name a slot.
-    pub(super) fn begin(&mut self, slot: u32, links: Vec<UProbeLink>) {
+    /// Begins to take probes off, each with the slot that its cookie names.
+    pub(super) fn begin(&mut self, links: Vec<(u32, UProbeLink)>) {
         self.threads.retain(|(_, thread)| !thread.is_finished());
-        let mut shares: Vec<Vec<UProbeLink>> = Vec::new();
+        let mut shares: Vec<Vec<(u32, UProbeLink)>> = Vec::new();
         for (index, link) in links.into_iter().enumerate() {
             match shares.get_mut(index % SIDE_BY_SIDE) {
                 Some(share) => share.push(link),
@@ -27,14 +27,16 @@ impl Removal {
             }
         }
         // Where there can be no further thread, what it was given is dropped here and now.
-        let spawn =
-            |share| thread::Builder::new().name("probe removal".to_owned()).spawn(move || drop::<Vec<_>>(share));
-        self.threads.extend(shares.into_iter().filter_map(|share| spawn(share).ok()).map(|thread| (slot, thread)));
+        self.threads.extend(shares.into_iter().filter_map(|share| {
+            let slots = share.iter().map(|(slot, _)| *slot).collect();
+            let thread = thread::Builder::new().name("probe removal".to_owned()).spawn(move || drop(share));
+            Some((slots, thread.ok()?))
+        }));
     }
 
     /// Slots that a probe may still speak for. Given to a process now, it would speak for that one.
     pub(super) fn slots(&self) -> impl Iterator<Item = u32> {
-        self.threads.iter().filter(|(_, thread)| !thread.is_finished()).map(|(slot, _)| *slot)
+        self.threads.iter().filter(|(_, thread)| !thread.is_finished()).flat_map(|(slots, _)| slots).copied()
     }
 
     /// Waits until all of them are off.

@@ -169,7 +169,7 @@ impl Pipeline {
                 self.forget_poll_cq(key, SEARCHES);
                 tracing::debug!(pid = key.pid, why, "work completions are not seen");
                 if let Some(server) = self.servers.get_mut(&key) {
-                    server.engine.probes.push(poll_cq_refused(why));
+                    server.engine.probes.push(ProbeReport::of(&POLL_CQ, String::new(), ProbeState::Refused { why }));
                 }
             }
             None => {}
@@ -253,16 +253,5 @@ fn survey(key: ProcessKey, known: &[FileId], search: bool) -> Survey {
         unreachable: found.unreachable.iter().map(|library| format!("{}: {}", library.name, library.why)).collect(),
         poll_cq,
         devices: device::of_process(key.pid),
-    }
-}
-
-fn poll_cq_refused(why: String) -> ProbeReport {
-    ProbeReport {
-        role: POLL_CQ.role,
-        library: String::new(),
-        function: POLL_CQ.function,
-        required: false,
-        set: POLL_CQ.set,
-        state: ProbeState::Refused { why },
     }
 }

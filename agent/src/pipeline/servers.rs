@@ -95,9 +95,13 @@ impl Pipeline {
     fn say_what_is_missing(&self, found: &[Target]) {
         let title = discover::SCHEDULER_TITLE;
         for pid in self.only.iter().filter(|pid| !found.iter().any(|target| target.key.pid == **pid)) {
+            if discover::process_key(*pid).is_none() {
+                tracing::warn!("there is no process {pid} on this node (yet); looking on");
+                continue;
+            }
             tracing::warn!(
                 "pid {pid} is not an SGLang scheduler (yet): its title does not begin with {title}, and it has no transfer \
-                 engine loaded"
+                 engine loaded; looking on"
             );
         }
         if self.only.is_empty() && found.is_empty() {

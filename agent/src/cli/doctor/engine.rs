@@ -119,14 +119,7 @@ impl Surveyor {
             Err(why) => {
                 let is_provider = |library: &&MappedLibrary| library.role == POLL_CQ.role;
                 let names: Vec<&str> = libraries.iter().filter(is_provider).map(|it| it.name.as_str()).collect();
-                vec![ProbeOutlook {
-                    role: POLL_CQ.role,
-                    library: names.join(", "),
-                    function: POLL_CQ.function,
-                    required: POLL_CQ.required,
-                    set: POLL_CQ.set,
-                    outlook: Outlook::Refused { why },
-                }]
+                vec![ProbeOutlook::of(&POLL_CQ, names.join(", "), Outlook::Refused { why })]
             }
         }
     }
@@ -134,7 +127,7 @@ impl Surveyor {
 
 /// How soon a row has to be read, 0 first.
 fn urgency(row: &ProbeOutlook) -> u8 {
-    match (&row.outlook, row.required) {
+    match (&row.state, row.required) {
         (Outlook::Attachable, _) => 2,
         (_, false) => 1,
         (_, true) => 0,
@@ -158,7 +151,7 @@ fn findings(probes: &[ProbeOutlook], unreachable: &[Closed]) -> Vec<Finding> {
         let required: Vec<&ProbeOutlook> = probes.iter().filter(|row| row.role == role && row.required).collect();
         has_engine |= !required.is_empty();
         let lacking: Vec<&ProbeOutlook> =
-            required.iter().copied().filter(|row| row.outlook != Outlook::Attachable).collect();
+            required.iter().copied().filter(|row| row.state != Outlook::Attachable).collect();
         if !lacking.is_empty() {
             found.push(Finding {
                 what: format!(
@@ -191,10 +184,10 @@ fn findings(probes: &[ProbeOutlook], unreachable: &[Closed]) -> Vec<Finding> {
 
 /// What to do about required functions that will not be probed, by the first of them that says.
 fn fix(lacking: &[&ProbeOutlook], known: &str) -> String {
-    if lacking.iter().any(|row| row.outlook == Outlook::Missing) {
+    if lacking.iter().any(|row| row.state == Outlook::Missing) {
         return format!("run a release that the probes know ({known}), or an agent that knows this one");
     }
-    let why = lacking.iter().find_map(|row| row.outlook.why()).unwrap_or_default();
+    let why = lacking.iter().find_map(|row| row.state.why()).unwrap_or_default();
     format!("mend this: {why}")
 }
 
@@ -206,7 +199,7 @@ pub(super) mod tests {
 
     pub(in crate::cli::doctor) fn row(function: &'static str, required: bool, outlook: Outlook) -> ProbeOutlook {
         let library = "libnixl.so".to_owned();
-        ProbeOutlook { role: LibraryRole::Nixl, library, function, required, set: ProbeSet::Transfers, outlook }
+        ProbeOutlook { role: LibraryRole::Nixl, library, function, required, set: ProbeSet::Transfers, state: outlook }
     }
 
     fn refused(why: &str) -> Outlook {

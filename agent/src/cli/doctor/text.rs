@@ -83,7 +83,7 @@ fn table(probes: &[ProbeOutlook]) -> Vec<String> {
     let mut reasons: Vec<&str> = Vec::new();
     let mut cells: Vec<[String; 6]> = vec![HEADS.map(ToOwned::to_owned)];
     for row in probes {
-        let note = row.outlook.why().map(|why| {
+        let note = row.state.why().map(|why| {
             let place = reasons.iter().position(|known| *known == why).unwrap_or_else(|| {
                 reasons.push(why);
                 reasons.len() - 1
@@ -91,7 +91,7 @@ fn table(probes: &[ProbeOutlook]) -> Vec<String> {
             format!(" [{}]", place + 1)
         });
         cells.push([
-            format!("{}{}", row.outlook.name(), note.unwrap_or_default()),
+            format!("{}{}", row.state.name(), note.unwrap_or_default()),
             if row.required { "required" } else { "optional" }.to_owned(),
             row.function.to_owned(),
             row.set.name().to_owned(),
