@@ -2,6 +2,7 @@
 
 mod cause;
 mod evidence;
+mod other_end;
 mod quiescence;
 mod ranks;
 mod stalled;
@@ -72,7 +73,7 @@ impl Diagnosis {
 /// Says why a request waits, what speaks for it, whether a write may be under way, and how sure that is.
 pub fn diagnose(tracked: &Tracked<'_>, now: Monotonic) -> Diagnosis {
     let Conclusion { cause, quiescence, confidence } = conclude(tracked, now);
-    Diagnosis { cause, evidence: evidence::evidence(tracked, now), quiescence, confidence }
+    Diagnosis { cause, evidence: evidence::evidence(tracked, cause, now), quiescence, confidence }
 }
 
 /// What [`diagnose`] says, without the evidence.
@@ -82,7 +83,8 @@ pub fn conclude(tracked: &Tracked<'_>, now: Monotonic) -> Conclusion {
     let released = tracked.request.ended.as_ref().and_then(|ended| ended.unsafe_release.as_deref().copied());
     // Whose the transfers of a room are that another sender had too cannot be told.
     let are_its_own = tracked.request.shared_with.is_none();
-    let seen = synchronised && (!cause.rests_on_transfers() || are_its_own && quiescence::is_watched(tracked));
+    let by_transfers = cause.rests_on_transfers() && other_end::cause(tracked, now) != Some(cause);
+    let seen = synchronised && (!by_transfers || are_its_own && quiescence::is_watched(tracked));
     Conclusion {
         cause,
         quiescence: quiescence::quiescence(tracked),

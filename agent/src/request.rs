@@ -4,13 +4,17 @@
 //! sender the address of a freed one, so neither is ever a key.
 
 pub mod correlate;
+pub mod ends;
 mod flush;
+mod notified;
 mod process;
 pub mod tracker;
 pub mod transfer;
 pub mod transfers;
 
 use serde::Serialize;
+
+pub use notified::PeerEnded;
 
 use crate::{
     event::{
@@ -21,6 +25,7 @@ use crate::{
     record::codec::recorded,
     target::device::DeviceErrorKind,
 };
+use ends::RoomEnd;
 
 /// A request instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
@@ -74,6 +79,8 @@ pub struct Request {
     pub resurrected: Option<Box<Resurrected>>,
     /// Another rank of the server that dropped it, while this one has it in its queue still.
     pub dropped_by: Option<Box<DroppedBy>>,
+    /// What the other end of its room does, where exactly one is seen. Not looked at while the request is young.
+    pub other_end: Option<Box<RoomEnd>>,
     /// When a failure flag was set by us.
     pub remedied: Option<Monotonic>,
     /// How it ended, when it did.
@@ -85,7 +92,7 @@ pub struct Request {
 recorded!(struct Request {
     serial, room, rid, backend, created, phase, phase_since, phase_passes, entered, sent_chunks, sent_pages, sent_last, aborted,
     update_dropped, peer_aborted, shared_with, cleared_by, cleared_at, remedied, ended, failed,
-    resurrected, dropped_by,
+    resurrected, dropped_by, other_end,
 });
 recorded!(struct Aborted { at, passes });
 recorded!(struct Resurrected { at, to });
@@ -167,6 +174,7 @@ impl Request {
             cleared_at: None,
             resurrected: None,
             dropped_by: None,
+            other_end: None,
             remedied: None,
             ended: None,
             failed: None,
@@ -350,6 +358,8 @@ pub struct NativeState {
     pub completion_error: Option<(Monotonic, u32)>,
     /// What its RDMA devices counted last, of each kind of error.
     pub device_errors: Vec<DeviceError>,
+    /// That the only process to which it was seen to write has ended.
+    pub peer_ended: Option<PeerEnded>,
 }
 
 /// An error that an RDMA device counted: of whoever uses it.
@@ -370,7 +380,7 @@ pub struct DeviceError {
 }
 
 recorded!(enum Watch { 0 No {}, 1 Since { at, engine } });
-recorded!(struct NativeState { watch, endpoint_error, completion_error, device_errors });
+recorded!(struct NativeState { watch, endpoint_error, completion_error, device_errors, peer_ended });
 recorded!(struct EndpointFailure { at, point, status });
 
 /// An endpoint that was given up.

@@ -5,7 +5,9 @@ use std::fmt;
 use serde::Serialize;
 
 use super::{
+    Cause,
     cause::{MOVES_WITHIN, work_ahead},
+    other_end,
     quiescence::{SETTLES_WITHIN, is_watched},
     ranks::diverges,
     stalled::stalled_since,
@@ -16,7 +18,12 @@ use crate::{
         clock::Monotonic,
         native::{Engine, failure_name},
     },
-    request::{DeviceError, Resurrected, Sync, tracker::Tracked, transfer::Looked},
+    request::{
+        DeviceError, Resurrected, Sync,
+        ends::{Conclusion, EndState, RoomEnd},
+        tracker::Tracked,
+        transfer::Looked,
+    },
 };
 
 /// Something that a person can check.
@@ -42,6 +49,8 @@ pub enum Source {
     Completions,
     /// Counters of the RDMA devices that the server has open.
     Devices,
+    /// The other end of the room: a server of this node, or the agent of another one.
+    Peer,
 }
 
 impl Source {
@@ -52,6 +61,7 @@ impl Source {
             Self::Transfers => "transfers",
             Self::Completions => "completions",
             Self::Devices => "devices",
+            Self::Peer => "peer",
         }
     }
 }
@@ -92,6 +102,9 @@ pub enum Fact {
     DroppedByRank { pid: u32 },
     Resurrected { room: Room, to: Phase },
     FakeSender,
+    OtherEnd(RoomEnd),
+    OtherEndNotSeen,
+    PeerEnded { pid: u32 },
 }
 
 impl Fact {
@@ -179,6 +192,14 @@ impl fmt::Display for Fact {
             Self::FakeSender => {
                 f.write_str("a fake sender, of a warm-up or a health check: it has nothing to transfer")
             }
+            Self::OtherEnd(end) => write_end(f, end),
+            Self::OtherEndNotSeen => f.write_str(
+                "what the other end of the room does is not seen: no server of this node has it, and no agent of another one \
+                 (`peers.urls`) told of it",
+            ),
+            Self::PeerEnded { pid } => {
+                write!(f, "pid {pid} has ended, the only process that this server was seen to write to")
+            }
             Self::NobodyAsksForStatus => f.write_str("looked at: nobody asks the engine where the transfer stands"),
             Self::SourcesDisagree { hook_counts, transfers } => {
                 write!(
@@ -190,7 +211,22 @@ impl fmt::Display for Fact {
     }
 }
 
-pub(super) fn evidence(tracked: &Tracked<'_>, now: Monotonic) -> Vec<Evidence> {
+fn write_end(f: &mut fmt::Formatter<'_>, end: &RoomEnd) -> fmt::Result {
+    write!(f, "at the other end of the room, pid {}", end.pid)?;
+    if let Some(node) = &end.node {
+        write!(f, " on {}", node.escape_debug())?;
+    }
+    match end.state {
+        EndState::Lives { phase: Some(phase), .. } => write!(f, " has it still, and polls {phase} ever since"),
+        EndState::Lives { phase: None, .. } => f.write_str(" has it still, and has not polled it"),
+        EndState::Left { how: Conclusion::Success, .. } => f.write_str(" is done with it: success"),
+        EndState::Left { how: Conclusion::Failed, .. } => f.write_str(" is done with it: failed"),
+        EndState::Left { how: Conclusion::Dropped, .. } => f.write_str(" dropped it before it was over"),
+        EndState::ProcessEnded { .. } => f.write_str(" ended while it had it"),
+    }
+}
+
+pub(super) fn evidence(tracked: &Tracked<'_>, cause: Cause, now: Monotonic) -> Vec<Evidence> {
     let Tracked { request, server, .. } = *tracked;
     let mut evidence = Vec::with_capacity(8);
     let mut seen = |at, fact| evidence.push(Evidence { source: Source::Calls, at, fact });
@@ -239,9 +275,28 @@ pub(super) fn evidence(tracked: &Tracked<'_>, now: Monotonic) -> Vec<Evidence> {
     if let Sync::Asked { at, .. } = server.sync {
         seen(at, Fact::EventsMissing);
     }
+    of_other_end(tracked, cause, &mut evidence);
     of_transfers(tracked, now, &mut evidence);
     evidence.sort_by_key(|evidence| evidence.at);
     evidence
+}
+
+fn of_other_end(tracked: &Tracked<'_>, cause: Cause, evidence: &mut Vec<Evidence>) {
+    let mut seen = |at, fact| evidence.push(Evidence { source: Source::Peer, at, fact });
+    if let Some(end) = &tracked.request.other_end {
+        let at = match end.state {
+            EndState::Lives { since, .. } => since,
+            EndState::Left { at, .. } | EndState::ProcessEnded { at } => at,
+        };
+        seen(at, Fact::OtherEnd(end.as_ref().clone()));
+    } else if other_end::is_missed(tracked, cause) {
+        seen(tracked.request.waiting_since(), Fact::OtherEndNotSeen);
+    }
+    if let Some(peer) =
+        tracked.server.native.peer_ended.filter(|_| tracked.transfers.of_room(tracked.request.room).is_some())
+    {
+        seen(peer.at, Fact::PeerEnded { pid: peer.pid });
+    }
 }
 
 fn of_transfers(tracked: &Tracked<'_>, now: Monotonic, evidence: &mut Vec<Evidence>) {

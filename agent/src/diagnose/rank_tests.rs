@@ -4,7 +4,10 @@ use super::{cause_world::at, *};
 use crate::{
     core::{Core, Effects, Input, Pace},
     event::{Backend, Body, Event, Hello, LeaveReason, Phase, ProcessKey, Room},
-    request::{RequestKey, ResyncReason, tracker::Limits},
+    request::{
+        RequestKey, ResyncReason,
+        tracker::{Limits, Parting},
+    },
     rule::RuleSet,
     verdict::ServerIdentity,
 };
@@ -164,7 +167,7 @@ fn nothing_is_said_of_ranks_that_are_not_all_seen_or_not_all_known() {
     let mut gone = Ranks::with_request(2, &[0, 1]);
     gone.leave(0, 10.0);
     assert_eq!(gone.pass(30.0, &[0, 1]).cause(1, 30.0), Cause::RankDivergence);
-    gone.tell(Input::Detach { process: rank(0), at: at(31.0) });
+    gone.tell(Input::Detach { process: rank(0), why: Parting::Ended, at: at(31.0) });
     assert_eq!(gone.pass(32.0, &[1]).cause(1, 32.0), Cause::Unknown, "it died: that is what is to be seen");
 }
 

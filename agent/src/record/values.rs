@@ -11,7 +11,12 @@ use crate::{
         clock::Monotonic,
         native::{Engine, ErrorPoint, Flush, Handle, NativeEvent, Notification, Operation, Peer, Size, TransferStatus},
     },
-    request::{DeviceError, RequestKey, ResyncReason, transfer::Observation},
+    request::{
+        DeviceError, RequestKey, ResyncReason,
+        ends::{EndState, RoomEnd},
+        tracker::Parting,
+        transfer::Observation,
+    },
     target::device::DeviceErrorKind,
     verdict::ServerIdentity,
 };
@@ -19,7 +24,7 @@ use crate::{
 recorded!(enum Input {
     0 Snapshot(snapshot),
     1 Attach { process, identity, clock_offset },
-    2 Detach { process, at },
+    2 Detach { process, why, at },
     3 Event(event),
     4 Doubt { process, why },
     5 Asked { process, epoch, why, at },
@@ -30,8 +35,10 @@ recorded!(enum Input {
     10 Rules { rules, at },
     11 Tick { now, pace },
     12 DeviceError { process, error },
+    13 RoomEnds { room, side, ends, at },
 });
 recorded!(struct ProcessKey { pid, start });
+recorded!(number Parting { 0 Ended, 1 Unseen });
 recorded!(struct RequestKey { process, serial });
 recorded!(struct Event { pid, tid, at, sequence, detail_lost, body });
 recorded!(struct Observation { handle, generation, status, moved });
@@ -164,6 +171,21 @@ impl<'b, C> Decode<'b, C> for Notification {
     fn decode(d: &mut Decoder<'b>, context: &mut C) -> Result<Self, decode::Error> {
         let (bytes, cut): (&minicbor::bytes::ByteSlice, bool) = Decode::decode(d, context)?;
         Ok(Self { bytes: bytes.to_vec(), cut })
+    }
+}
+
+impl<C: Names> Encode<C> for RoomEnd {
+    fn encode<W: encode::Write>(&self, e: &mut Encoder<W>, names: &mut C) -> Result<(), encode::Error<W::Error>> {
+        let Self { node, pid, state } = self;
+        let node = node.as_deref().map(|node| names.word(node).into_owned());
+        (node, pid, state).encode(e, names)
+    }
+}
+
+impl<'b, C> Decode<'b, C> for RoomEnd {
+    fn decode(d: &mut Decoder<'b>, context: &mut C) -> Result<Self, decode::Error> {
+        let (node, pid, state): (Option<String>, u32, EndState) = Decode::decode(d, context)?;
+        Ok(Self { node, pid, state })
     }
 }
 

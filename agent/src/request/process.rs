@@ -1,5 +1,6 @@
 //! One traced process: its senders, rooms and queue, and how well all of it is known.
 
+mod concluded;
 mod dead;
 mod native;
 mod ranks;
@@ -18,6 +19,7 @@ use super::{
     tracker::{Change, Step, Tracked, Unused},
     transfers::Transfers,
 };
+use concluded::{ConcludedRooms, conclusion};
 use dead::DeadRooms;
 use ranks::LeftRooms;
 pub(super) use ranks::differences;
@@ -44,6 +46,7 @@ pub(super) struct Process {
     requests: BTreeMap<u64, Box<Request>>,
     released: Released,
     left: LeftRooms,
+    concluded: ConcludedRooms,
     /// Those that have a sender, and those that are kept without one. Boxed, since a table of many entries is more than
     /// half empty once it has grown.
     rooms: HashMap<Room, Box<RoomState>>,
@@ -57,7 +60,7 @@ pub(super) struct Process {
 
 recorded!(struct Process {
     key, clock_offset, state, requests, rooms, dead, transfers, inflight, newest_serial, passes_in_doubt, resync,
-    released, left,
+    released, left, concluded,
 });
 
 /// What applying an event needs beside the process.
@@ -78,6 +81,7 @@ impl Process {
             requests: BTreeMap::new(),
             released: Released::default(),
             left: LeftRooms::default(),
+            concluded: ConcludedRooms::default(),
             rooms: HashMap::new(),
             dead: DeadRooms::default(),
             transfers: Transfers::new(max_transfers),
@@ -286,7 +290,7 @@ impl Process {
             && let Some(oldest) = self.requests.first_key_value().map(|(serial, _)| *serial)
         {
             applying.unused.retired += 1;
-            self.forget(oldest, None, applying);
+            self.forget_unseen(oldest, applying);
         }
         let (serial, room) = (request.serial, request.room);
         // A serial that is opened again is a hook's fault; the books must balance all the same.
@@ -335,6 +339,7 @@ impl Process {
             self.transfers.count_unsafe_release();
             self.released.keep(request.as_ref().clone());
         }
+        self.concluded.keep(request.room, conclusion(&request, left), applying.at);
         if left.is_some() && self.has_other_ranks() {
             self.left.keep(request.room, applying.at);
         }
@@ -346,6 +351,15 @@ impl Process {
             step: left.map_or(Step::Ended, Step::Left),
             ended: Some(request),
         });
+    }
+
+    /// The same of a request whose end was not seen, and may be still to come.
+    fn forget_unseen(&mut self, serial: u64, applying: &mut Applying<'_>) {
+        let room = self.requests.get(&serial).map(|request| request.room);
+        self.forget(serial, None, applying);
+        if let Some(room) = room {
+            self.concluded.forget(room);
+        }
     }
 
     fn enter(&mut self, serial: u64, rid: Option<&Rid>, applying: &mut Applying<'_>) {

@@ -133,7 +133,7 @@ impl Process {
         }
         for serial in self.serials() {
             if !resync.alive.contains(&serial) {
-                self.forget(serial, None, applying);
+                self.forget_unseen(serial, applying);
             }
         }
         self.passes_in_doubt = 0;

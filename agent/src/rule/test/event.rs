@@ -12,9 +12,11 @@ use serde_yaml::Spanned;
 use crate::{
     event::{
         Backend, Body, ChunkCounts, ChunkStep, LeaveReason, Phase, Rid, Room,
+        clock::Monotonic,
         native::{Engine, ErrorPoint, Handle, NativeEvent, Notification, TransferStatus},
     },
     problem::{Problems, Shape, Text, duration, nearest},
+    request::ends::{Conclusion, EndState},
     rule::load::one_of,
 };
 
@@ -43,14 +45,19 @@ pub(super) enum What {
     MarksLost,
     /// Calls into the transfer engine were lost.
     TransfersLost,
+    /// The agent of another node tells what the decode at the other end of a room did just then.
+    OtherEnd(Room, EndAt),
     /// The process is gone.
     Exit,
 }
 
+/// What the other end of a room did, at a time that is still to be said.
+pub(super) type EndAt = fn(Monotonic) -> EndState;
+
 pub(super) type Raw = Spanned<BTreeMap<String, Text>>;
 
 /// What can happen, with the keys that it needs and those that it may have beside `at`, `what` and `rank`.
-const KINDS: [(&str, &[&str], &[&str]); 23] = [
+const KINDS: [(&str, &[&str], &[&str]); 24] = [
     ("open", &["room", "sender"], &["backend"]),
     ("close", &["sender"], &[]),
     ("phase", &["sender", "to"], &[]),
@@ -67,6 +74,7 @@ const KINDS: [(&str, &[&str], &[&str]); 23] = [
     ("transfer", &["handle", "status"], &["code"]),
     ("endpoint_error", &["code"], &[]),
     ("completion_error", &["code"], &[]),
+    ("other_end", &["room", "state"], &[]),
     ("paused", &[], &[]),
     ("resumed", &[], &[]),
     ("loop_stops", &[], &[]),
@@ -99,6 +107,7 @@ pub(super) const SHAPE: Shape = Shape::Map(&[
     ("handle", Shape::Any),
     ("status", Shape::Any),
     ("code", Shape::Any),
+    ("state", Shape::Any),
 ]);
 
 /// What is known of the events before: a sender's room and phase need not be said again.
@@ -267,6 +276,17 @@ impl<'a> Event<'a, '_, '_> {
             "resumed" => Body::Resumed,
             "loop_stops" | "loop_turns" => return Some(What::Loop(name == "loop_turns")),
             "marks_lost" => return Some(What::MarksLost),
+            "other_end" => {
+                let states: [(&str, EndAt); 5] = [
+                    ("lives", |since| EndState::Lives { phase: Some(Phase::Transferring), since }),
+                    ("success", |at| EndState::Left { how: Conclusion::Success, at }),
+                    ("failed", |at| EndState::Left { how: Conclusion::Failed, at }),
+                    ("dropped", |at| EndState::Left { how: Conclusion::Dropped, at }),
+                    ("process_ended", |at| EndState::ProcessEnded { at }),
+                ];
+                let (room, state) = (self.room()?, self.word("state", &states)?);
+                return Some(What::OtherEnd(room, state));
+            }
             "transfers_lost" => return Some(What::TransfersLost),
             "exit" => return Some(What::Exit),
             _ => return None,

@@ -16,13 +16,17 @@ use super::{
 };
 use crate::{
     core::{Core, Effects, Input, Pace},
-    event::{Body, Event, Hello, ProcessKey, clock::Monotonic, native::Engine},
+    event::{Body, Event, Hello, ProcessKey, Room, clock::Monotonic, native::Engine},
     problem::Problem,
     record::{
         reader::{ReadError, Reader},
         replay::{Replay, ReplayError, Told},
     },
-    request::{ResyncReason, tracker::Limits},
+    request::{
+        ResyncReason,
+        ends::{EndState, RoomEnd, Side},
+        tracker::{Limits, Parting},
+    },
     rule::{RuleSet, alert::AlertState},
     verdict::{ServerIdentity, Verdict},
 };
@@ -149,12 +153,21 @@ struct Scene {
     sequence: u64,
     /// The ranks that live, and whether their loops turn.
     turns: BTreeMap<u32, bool>,
+    /// What the other ends of rooms do, which is asked for again and again.
+    other_ends: BTreeMap<Room, EndState>,
 }
 
 impl Scene {
     fn new(rules: RuleSet, server: &Hello, interval: Duration) -> Self {
         let core = Core::new(rules, LIMITS);
-        let mut scene = Self { core, interval, next_tick: Duration::ZERO, sequence: 0, turns: BTreeMap::new() };
+        let mut scene = Self {
+            core,
+            interval,
+            next_tick: Duration::ZERO,
+            sequence: 0,
+            turns: BTreeMap::new(),
+            other_ends: BTreeMap::new(),
+        };
         for rank in 0..ranks(server) {
             scene.add(rank, server);
         }
@@ -165,7 +178,8 @@ impl Scene {
         let (process, at) = (process(rank), BEGIN);
         let identity = ServerIdentity { parent: Some(PARENT), ..ServerIdentity::default() };
         let tp = server.tp.unwrap_or(1);
-        let hello = Hello { tp_rank: Some(rank % tp), pp_rank: Some(rank / tp), ..server.clone() };
+        let role = server.role.clone().or_else(|| Some(Side::Prefill.name().to_owned()));
+        let hello = Hello { role, tp_rank: Some(rank % tp), pp_rank: Some(rank / tp), ..server.clone() };
         self.turns.insert(rank, true);
         self.tell(Input::Attach { process, identity: Box::new(identity), clock_offset: 0 });
         self.tell(Input::Watch { process, engine: Some(Engine::Nixl), at });
@@ -213,15 +227,22 @@ impl Scene {
                 }
                 What::MarksLost => self.tell(Input::Doubt { process, why: ResyncReason::EventsLost }),
                 What::TransfersLost => self.tell(Input::NativeLost { process, at }),
+                What::OtherEnd(room, state) => {
+                    self.other_ends.insert(*room, state(at));
+                }
                 What::Exit => {
                     self.turns.remove(&rank);
-                    self.tell(Input::Detach { process, at });
+                    self.tell(Input::Detach { process, why: Parting::Ended, at });
                 }
             }
         }
     }
 
     fn tick(&mut self, at: Duration) {
+        for (room, state) in self.other_ends.clone() {
+            let ends = vec![RoomEnd { node: Some("other".to_owned()), pid: 1, state }];
+            self.tell(Input::RoomEnds { room, side: Side::Decode, ends, at: BEGIN.plus(at) });
+        }
         let turning: Vec<u32> = self.turns.iter().filter(|(_, turns)| **turns).map(|(rank, _)| *rank).collect();
         for rank in turning {
             let tracker = self.core.tracker();
