@@ -183,6 +183,8 @@ pub struct Metrics {
     pub probes: Family<ProbeLabel, Number>,
     /// Looks at servers whose transfers do not get on, by outcome.
     pub looks: Family<OutcomeLabel, Count>,
+    /// Questions to the agents of other nodes about a room's other end, by outcome.
+    pub peer_questions: Family<OutcomeLabel, Count>,
     /// Calls into transfer engines whose return could not be joined to its entry, by reason.
     pub calls_lost: Family<Reason, Count>,
     /// Events that could not be decoded, by reason.
@@ -295,6 +297,7 @@ impl Metrics {
         let unsafe_releases = "Requests whose pages were released while a transfer of theirs was under way";
         r.register("unsafe_releases", unsafe_releases, self.unsafe_releases.clone());
         r.register("probes", "Probes on transfer engines, by what became of them", self.probes.clone());
+        r.register("peer_questions", "Questions to other agents about a room's other end", self.peer_questions.clone());
         r.register("looks", "Looks at servers whose transfers do not get on", self.looks.clone());
     }
 
