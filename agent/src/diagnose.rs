@@ -1,6 +1,7 @@
 //! Why a request is where it is. A pure function over what is known; `now` is an argument.
 
 mod cause;
+mod decode;
 mod evidence;
 mod other_end;
 mod quiescence;
@@ -94,6 +95,8 @@ pub fn conclude(tracked: &Tracked<'_>, now: Monotonic) -> Conclusion {
 
 #[cfg(test)]
 mod cause_world;
+#[cfg(test)]
+mod decode_tests;
 #[cfg(test)]
 mod rank_tests;
 #[cfg(test)]

@@ -11,7 +11,7 @@ use crate::{
     diagnose::{Cause, Evidence, cause_of_room},
     event::{Hello, Rid, Room, clock::Monotonic, native::failure_name},
     kernel::plan::ProbeReport,
-    request::{NativeState, Watch, correlate::TransferSubject, transfer::SubjectTransfers},
+    request::{NativeState, Queue, Role, Watch, correlate::TransferSubject, transfer::SubjectTransfers},
     rule::Mode,
     verdict::Verdict,
 };
@@ -53,7 +53,7 @@ pub struct ServerStatus {
     pub synchronised: bool,
     /// What the server said of itself.
     pub hello: Option<Hello>,
-    /// Length of the inflight queue as the scheduler reported it last.
+    /// Length of the inflight queue, or of both of a decode's, as the scheduler reported it last.
     pub queue_length: Option<u32>,
     /// Whether generation is paused.
     pub paused: bool,
@@ -182,6 +182,10 @@ pub struct AlertStatus {
     pub rid: Option<Rid>,
     /// SGLang's room.
     pub room: Room,
+    /// The side that the server is on.
+    pub role: Role,
+    /// The queue that the request is in.
+    pub queue: Queue,
     /// Serial of the sender.
     pub serial: u64,
     /// Why it waits.
@@ -222,6 +226,8 @@ impl AlertStatus {
             pid: verdict.server.pid,
             rid: verdict.rid.clone(),
             room: verdict.room,
+            role: verdict.role,
+            queue: verdict.queue,
             serial: verdict.request.serial,
             cause: verdict.cause.name(),
             confidence: verdict.diagnosis.confidence.name(),
