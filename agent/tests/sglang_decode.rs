@@ -78,7 +78,16 @@ fn each_request_of_a_decode_is_seen_to_enter_and_to_leave_both_queues() {
         for (room, sender) in opened.collect::<Vec<_>>() {
             let of_it: Vec<&str> = marks.iter().filter_map(|mark| step(mark, room, sender)).collect();
             let expected = [
-                "open", "in prealloc", "waits", "told", "out of prealloc", "in transfer", "success", "clear", "out of transfer", "close",
+                "open",
+                "in prealloc",
+                "waits",
+                "told",
+                "out of prealloc",
+                "in transfer",
+                "success",
+                "clear",
+                "out of transfer",
+                "close",
             ];
             assert_eq!(of_it, expected, "room {room}");
         }
@@ -145,7 +154,11 @@ fn a_decode_whose_prefill_sends_nothing_waits_for_that_and_is_left_alone() {
         let alert = the_alert(&agent);
         let rid = text(&alert["rid"]["text"]);
         let wanted = json!(["transfer", "decode", "Unknown", "high", "Unknown{written by the prefill}"]);
-        assert_eq!(json!(["queue", "role", "cause", "confidence", "quiescence"].map(|key| &alert[key])), wanted, "{alert}");
+        assert_eq!(
+            json!(["queue", "role", "cause", "confidence", "quiescence"].map(|key| &alert[key])),
+            wanted,
+            "{alert}"
+        );
         assert!(says(&alert, "waits for the prefill") && says(&alert, "where to write its 8 pages"), "{alert}");
         agent.wait_some_ticks(&rid);
         agent.assert_refused(&rid, "decode_side");

@@ -6,7 +6,8 @@ use serde::Deserialize;
 use zerocopy::FromBytes;
 
 use super::{
-    Backend, Body, ChunkCounts, ChunkStep, Entry, Event, FailureFlag, LeaveReason, Phase, Rid, Room, clock::Monotonic,
+    Backend, Body, ChunkCounts, ChunkStep, Entry, Event, FailureFlag, LeaveReason, Phase, Rid, Room,
+    clock::Monotonic,
     native::native_event,
     receiver::{DecodeLeave, DecodeQueue, ReceiverEvent},
 };

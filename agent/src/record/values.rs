@@ -9,8 +9,8 @@ use crate::{
         Backend, Body, ChunkCounts, ChunkStep, Entry, Event, FailureFlag, Hello, LeaveReason, Phase, ProcessKey, Rid,
         Room,
         clock::Monotonic,
-        receiver::{DecodeLeave, DecodeQueue, ReceiverEvent},
         native::{Engine, ErrorPoint, Flush, Handle, NativeEvent, Notification, Operation, Peer, Size, TransferStatus},
+        receiver::{DecodeLeave, DecodeQueue, ReceiverEvent},
     },
     request::{
         DeviceError, RequestKey, ResyncReason,

@@ -250,9 +250,12 @@ pub static FIELDS: [Field; 23] = [
         || vec!["high", "low"],
         |it| Value::Text(it.conclusion.confidence.name()),
     ),
-    flag("inflight", "whether it is in the inflight queue now; never true of a decode", "marks: enter, leave, entry", |it| {
-        Value::Flag(it.tracked.request.is_inflight())
-    }),
+    flag(
+        "inflight",
+        "whether it is in the inflight queue now; never true of a decode",
+        "marks: enter, leave, entry",
+        |it| Value::Flag(it.tracked.request.is_inflight()),
+    ),
     seconds("inflight_seconds", "time in the inflight queue; 0 when not there", "marks: enter, entry", true, |it| {
         let entered = it.tracked.request.entered.filter(|_| it.tracked.request.is_inflight());
         Value::Seconds(entered.map_or(0.0, |entered| it.seconds_since(entered)))
@@ -270,9 +273,13 @@ pub static FIELDS: [Field; 23] = [
     seconds("abort_seconds", "time since abort() was called last; -1 when never", "marks: abort, entry", true, |it| {
         Value::Seconds(it.tracked.request.aborted.as_ref().map_or(-1.0, |aborted| it.seconds_since(aborted.at)))
     }),
-    count("sent_chunks", "chunks", "chunks given to send(); of a decode, 1 once send_metadata() has told the prefill where to write", "marks: send, entry", |it| {
-        Value::Count(it.tracked.request.sent_chunks.into())
-    }),
+    count(
+        "sent_chunks",
+        "chunks",
+        "chunks given to send(); of a decode, 1 once send_metadata() has told the prefill where to write",
+        "marks: send, entry",
+        |it| Value::Count(it.tracked.request.sent_chunks.into()),
+    ),
     count("sent_pages", "pages", "KV pages given to send() or send_metadata()", "marks: send, entry", |it| {
         Value::Count(i64::try_from(it.tracked.request.sent_pages).unwrap_or(i64::MAX))
     }),

@@ -47,9 +47,9 @@ pub(super) fn examine(target: Target, surveyor: &mut Surveyor) -> Server {
     let advice = match (&marker, &hook) {
         (Ok(_), Ok(hook)) if hook.protocol == hook::PROTOCOL => None,
         (Ok(_), Ok(_)) => Some("its hook is of another version: install the hook of this agent's".to_owned()),
-        (Ok(_), Err(error)) => Some(format!(
-            "{error}: it becomes active with the first pass of a prefill or decode scheduler"
-        )),
+        (Ok(_), Err(error)) => {
+            Some(format!("{error}: it becomes active with the first pass of a prefill or decode scheduler"))
+        }
         (Err(marker::MarkerError::NotMapped), _) => Some(why_not_loaded(&environment(pid))),
         (Err(error), _) => Some(error.to_string()),
     };

@@ -78,13 +78,7 @@ impl Process {
         }
     }
 
-    fn enter_decode(
-        &mut self,
-        serial: u64,
-        queue: DecodeQueue,
-        rid: Option<&Rid>,
-        applying: &mut Applying<'_>,
-    ) {
+    fn enter_decode(&mut self, serial: u64, queue: DecodeQueue, rid: Option<&Rid>, applying: &mut Applying<'_>) {
         let at = applying.at;
         let Some(request) = self.request(serial, applying) else { return };
         request.rid = rid.cloned().or(request.rid.take());
@@ -95,13 +89,7 @@ impl Process {
         self.changed(serial, Step::Entered, applying);
     }
 
-    fn leave_decode(
-        &mut self,
-        serial: u64,
-        queue: DecodeQueue,
-        reason: DecodeLeave,
-        applying: &mut Applying<'_>,
-    ) {
+    fn leave_decode(&mut self, serial: u64, queue: DecodeQueue, reason: DecodeLeave, applying: &mut Applying<'_>) {
         let since = applying.at;
         match reason {
             DecodeLeave::Success => self.forget(serial, Some(LeaveReason::Success), applying),

@@ -254,7 +254,8 @@ impl Scene {
                 u32::try_from(of_rank.filter(|it| it.request.queue() == queue).count()).unwrap_or(u32::MAX)
             };
             let (prealloc, transfer) = (count(Queue::Prealloc), count(Queue::Transfer));
-            let is_decode = tracker.requests().any(|it| it.key.process == process(rank) && it.request.role() == Role::Decode);
+            let is_decode =
+                tracker.requests().any(|it| it.key.process == process(rank) && it.request.role() == Role::Decode);
             let pass = if is_decode {
                 Body::Receiver(ReceiverEvent::Pass { prealloc, transfer, passes: PASSES })
             } else {
