@@ -15,6 +15,7 @@ pub mod transfers;
 
 use serde::Serialize;
 
+pub use ends::Side;
 pub use notified::PeerEnded;
 pub use place::{Queue, Receiving};
 

@@ -7,7 +7,7 @@ use serde::{Serialize, Serializer};
 use crate::{
     diagnose::{Cause, Conclusion, Diagnosis, diagnose},
     event::{Backend, Phase, ProcessKey, Rid, Room, clock::Monotonic},
-    request::{Queue, RequestKey, Role},
+    request::{Queue, RequestKey, Side},
     rule::{
         Mode, Rule, Severity,
         alert::{AlertState, Transition},
@@ -58,7 +58,7 @@ pub struct Verdict {
     /// Its transfer backend.
     pub backend: Backend,
     /// The side that its server is on.
-    pub role: Role,
+    pub role: Side,
     /// The queue that it is in.
     pub queue: Queue,
     /// What it polled last.
@@ -94,7 +94,7 @@ impl Verdict {
             rid: request.rid.clone(),
             room: request.room,
             backend: request.backend,
-            role: request.role(),
+            role: request.side(),
             queue: request.queue(),
             phase: request.phase,
             waiting_since: request.waiting_since(),
@@ -117,7 +117,7 @@ impl Verdict {
             rid: request.rid.clone(),
             room: request.room,
             backend: request.backend,
-            role: request.role(),
+            role: request.side(),
             queue: request.queue(),
             phase: request.phase,
             waiting_since: request.waiting_since(),

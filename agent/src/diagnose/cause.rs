@@ -18,7 +18,7 @@ use crate::{
         native::{Engine, NIXL_REMOTE_DISCONNECT},
     },
     request::{
-        NativeState, Role,
+        NativeState, Side,
         tracker::Tracked,
         transfer::SubjectTransfers,
         transfers::{Transfers, Work},
@@ -188,8 +188,8 @@ pub fn cause(tracked: &Tracked<'_>, now: Monotonic) -> Cause {
     if request.phase.is_some_and(Phase::is_terminal) {
         return Cause::Unknown;
     }
-    if request.role() == Role::Decode {
-        return decode::cause(tracked);
+    if request.side() == Side::Decode {
+        return decode::cause(tracked, now);
     }
     // A fake sender has no room in `request_status`, and nothing of what follows is true of it.
     if request.backend == Backend::Fake {

@@ -1,28 +1,32 @@
 //! Why a request of a decode server waits.
 //!
 //! A decode waits for its prefill's address, for its own memory, then for the prefill's write. The first two are seen here.
-//! Of the third only that it has not come: why not, the other end knows. Whoever has a view of that end asks
-//! [`waits_for_prefill`] first: where it is true, what the other end's request waits for is this one's cause.
+//! Of the third only that it has not come: why not, the other end of its room may show ([`other_end`]).
 //!
 //! What cannot happen here in the released code (0.5.10 to 0.5.23, `NixlKVReceiver`, `MooncakeKVReceiver`,
 //! `CommonKVReceiver`): an abort that is ignored, since each `poll()` looks at the `conclude_state` that `abort()` sets; and a
 //! failure that is overwritten, since `poll()` latches it. Nor is it known how often one was polled: with requests retracted
 //! for lack of memory `process_decode_queue` returns before it polls.
 
-use super::{Cause, Fact};
+use super::{Cause, Fact, other_end};
 use crate::{
     event::{Phase, clock::Monotonic},
-    request::{Queue, Role, tracker::Tracked},
+    request::{Queue, Side, tracker::Tracked},
 };
 
 /// Why it waits, whoever is polled being polled.
-pub(super) fn cause(tracked: &Tracked<'_>) -> Cause {
+pub(super) fn cause(tracked: &Tracked<'_>, now: Monotonic) -> Cause {
     let Tracked { request, room, .. } = *tracked;
-    if request.phase == Some(Phase::Bootstrapping) {
-        return Cause::NeverBootstrapped;
+    let by_other_end = other_end::cause(tracked, now);
+    if by_other_end == Some(Cause::PeerGone) {
+        return Cause::PeerGone;
     }
+    if request.phase == Some(Phase::Bootstrapping) {
+        return by_other_end.unwrap_or(Cause::NeverBootstrapped);
+    }
+    // Of one that has not been told where to write, a success would be another request's, of before.
     if request.waits_for_memory() {
-        return Cause::CapacityStall;
+        return by_other_end.filter(|cause| *cause == Cause::FailureNotTold).unwrap_or(Cause::CapacityStall);
     }
     // Its room's status is gone: `poll()` says WaitingForInput until the server's own waiting time-out ends it.
     let collided = request.cleared_by.is_some() || (request.shared_with.is_some() && room.known_absent);
@@ -33,14 +37,14 @@ pub(super) fn cause(tracked: &Tracked<'_>) -> Cause {
     if request.update_dropped.is_some() && request.aborted.is_none() {
         return Cause::UpdateDropped;
     }
-    Cause::Unknown
+    by_other_end.unwrap_or(Cause::Unknown)
 }
 
 /// Whether all that is missing is the prefill's write, or its word that it is done.
 pub(super) fn waits_for_prefill(tracked: &Tracked<'_>) -> bool {
     let request = tracked.request;
     let is_over = request.phase.is_some_and(Phase::is_terminal);
-    request.role() == Role::Decode && request.queue() == Queue::Transfer && !is_over
+    request.side() == Side::Decode && request.queue() == Queue::Transfer && !is_over
 }
 
 /// What is seen of how far it has got.

@@ -6,7 +6,7 @@ use crate::{
         Backend, Body, Phase,
         receiver::{DecodeLeave, DecodeQueue, ReceiverEvent},
     },
-    request::{Queue, RequestKey, Role},
+    request::{Queue, RequestKey, Side},
 };
 
 fn receiver(event: ReceiverEvent) -> Body {
@@ -95,7 +95,7 @@ fn a_decode_whose_prefill_does_not_write_is_unknown_and_says_what_is_missing() {
     assert_eq!(diagnosis.confidence, Confidence::High);
     assert_says(&diagnosis, &[Fact::PrefillTold { pages: 8 }, Fact::WaitsForPrefill]);
     let tracked = world.tracker.get(RequestKey { process: PROCESS, serial: 1 }).unwrap();
-    assert_eq!((tracked.request.role(), tracked.request.queue()), (Role::Decode, Queue::Transfer));
+    assert_eq!((tracked.request.side(), tracked.request.queue()), (Side::Decode, Queue::Transfer));
     assert_eq!(tracked.request.waiting_since(), at(500.0), "what it waited for memory does not count");
 }
 

@@ -212,9 +212,7 @@ impl fmt::Display for Fact {
             ),
             Self::WaitsForMemory => f.write_str("waits for a slot or KV memory of this decode, its prefill is known"),
             Self::PrefillTold { pages } => write!(f, "the prefill was told where to write its {pages} pages"),
-            Self::WaitsForPrefill => {
-                f.write_str("waits for the prefill: what that does with the room is not seen from here")
-            }
+            Self::WaitsForPrefill => f.write_str("waits for the prefill to write them, and to say so"),
             Self::NotCommitted => {
                 f.write_str("poll() says that it is over; its metadata, or another rank, is still waited for")
             }
@@ -282,7 +280,7 @@ pub(super) fn evidence(tracked: &Tracked<'_>, cause: Cause, now: Monotonic) -> V
     if request.backend == Backend::Fake {
         seen(request.created, Fact::FakeSender);
     }
-    if request.role() == Role::Decode {
+    if request.side() == Side::Decode {
         decode::evidence(tracked, &mut seen);
     } else {
         if request.phase == Some(Phase::Bootstrapping) {

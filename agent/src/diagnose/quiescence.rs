@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::{
     event::clock::Monotonic,
-    request::{Role, Sync, Watch, tracker::Tracked, transfer::SubjectTransfers},
+    request::{Side, Sync, Watch, tracker::Tracked, transfer::SubjectTransfers},
 };
 
 /// Whether a write of this request may still be under way.
@@ -119,7 +119,7 @@ pub(super) fn quiescence(tracked: &Tracked<'_>) -> Quiescence {
     if room.senders.iter().any(|serial| *serial != request.serial) {
         return unknown(NotKnown::RoomShared);
     }
-    if request.role() == Role::Decode {
+    if request.side() == Side::Decode {
         let told = request.sent_chunks > 0;
         return if told { unknown(NotKnown::WrittenByPrefill) } else { Quiescence::NeverPosted };
     }

@@ -7,7 +7,7 @@ use crate::{
     diagnose::{Cause, Fact},
     event::{Phase, clock::Monotonic},
     metrics::{AlertLabel, CauseLabel, Metrics, PhaseLabel, RuleLabel, StateLabel, TargetLabel, reason},
-    request::{NativeState, Role, transfers::Transfers},
+    request::{NativeState, Side, transfers::Transfers},
     server::status::{AlertStatus, ControlStatus, ServerStatus, Status, SubjectStatus, TransfersStatus},
 };
 
@@ -42,7 +42,7 @@ impl Pipeline {
         let mut counts: HashMap<PhaseLabel, i64> = HashMap::new();
         for tracked in self.core.tracker().requests() {
             let request = tracked.request;
-            let (role, queue) = (request.role().name(), request.queue().name());
+            let (role, queue) = (request.side().name(), request.queue().name());
             let phase = request.phase.map_or("none", Phase::name);
             *counts.entry(PhaseLabel { role, queue, phase }).or_default() += 1;
             if let Some(entered) = tracked.request.entered {
@@ -53,7 +53,7 @@ impl Pipeline {
         self.metrics.inflight.set(inflight);
         self.metrics.oldest_inflight.set(oldest);
         let phases = || Phase::ALL.iter().map(|phase| phase.name()).chain(["none"]);
-        let places = Role::ALL.into_iter().flat_map(|role| role.queues().map(|queue| (role.name(), queue.name())));
+        let places = Side::ALL.into_iter().flat_map(|role| role.queues().map(|queue| (role.name(), queue.name())));
         for (role, queue) in places {
             for label in phases().map(|phase| PhaseLabel { role, queue, phase }) {
                 let count = counts.get(&label).copied().unwrap_or(0);

@@ -6,7 +6,7 @@ use serde::Serialize;
 use crate::{
     diagnose::{Cause, Confidence, Diagnosis},
     event::{Backend, Room},
-    request::{Request, Role, ServerState, Sync},
+    request::{Request, ServerState, Side, Sync},
     rule::Mode,
 };
 
@@ -181,7 +181,7 @@ pub fn may_act(
     let curable = matches!(diagnosis.cause, Cause::RoomCollision | Cause::UpdateDropped | Cause::AbortIgnored);
     let blind = server.sync != Sync::Complete || diagnosis.confidence != Confidence::High;
 
-    refuse_unless(request.role() == Role::Prefill, Refusal::DecodeSide)?;
+    refuse_unless(request.side() == Side::Prefill, Refusal::DecodeSide)?;
     refuse_unless(request.ended.is_none(), Refusal::Terminal)?;
     refuse_unless(request.is_inflight(), Refusal::NotInflight)?;
     refuse_unless(request.phase.is_some_and(|phase| !phase.is_terminal()), Refusal::Terminal)?;

@@ -2,39 +2,18 @@
 
 use serde::Serialize;
 
-use super::Request;
+use super::{Request, ends::Side};
 use crate::{
     event::{Phase, clock::Monotonic, receiver::DecodeQueue},
     record::codec::recorded,
 };
 
-/// The side of a transfer that a server is on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Role {
-    /// It computes a request's KV pages and writes them to the other side.
-    Prefill,
-    /// It receives them, and generates.
-    Decode,
-}
-
-impl Role {
-    /// Both.
-    pub const ALL: [Self; 2] = [Self::Prefill, Self::Decode];
-
+impl Side {
     /// The queues that a request of this side can be in.
     pub fn queues(self) -> [Queue; 3] {
         match self {
             Self::Prefill => [Queue::None, Queue::Bootstrap, Queue::Inflight],
             Self::Decode => [Queue::None, Queue::Prealloc, Queue::Transfer],
-        }
-    }
-
-    /// SGLang's name (`--disaggregation-mode`).
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Prefill => "prefill",
-            Self::Decode => "decode",
         }
     }
 }
@@ -84,8 +63,8 @@ recorded!(struct Receiving { queue, since });
 
 impl Request {
     /// The side that it is on here.
-    pub fn role(&self) -> Role {
-        if self.receiving.is_some() { Role::Decode } else { Role::Prefill }
+    pub fn side(&self) -> Side {
+        if self.receiving.is_some() { Side::Decode } else { Side::Prefill }
     }
 
     /// The queue that it is in.
@@ -133,7 +112,7 @@ mod tests {
     fn the_clock_of_a_decode_starts_where_its_waiting_starts() {
         let at = |seconds: u64| Monotonic(seconds * 1_000_000_000);
         let mut request = Request::received(1, Room::Number(7), Backend::Nixl, at(1));
-        assert_eq!((request.role(), request.queue(), request.waiting_since()), (Role::Decode, Queue::None, at(1)));
+        assert_eq!((request.side(), request.queue(), request.waiting_since()), (Side::Decode, Queue::None, at(1)));
         request.receiving = Some(Receiving { queue: Some(DecodeQueue::Prealloc), since: at(2) });
         (request.phase, request.phase_since) = (Some(Phase::Bootstrapping), at(3));
         assert_eq!((request.queue(), request.waiting_since()), (Queue::Prealloc, at(2)), "for the prefill");
@@ -147,7 +126,7 @@ mod tests {
     #[test]
     fn a_prefill_s_request_is_in_its_bootstrap_until_it_polls_something_else() {
         let mut request = Request::opened(1, Room::Number(7), Backend::Nixl, Monotonic(1));
-        assert_eq!((request.role(), request.queue()), (Role::Prefill, Queue::Bootstrap));
+        assert_eq!((request.side(), request.queue()), (Side::Prefill, Queue::Bootstrap));
         request.phase = Some(Phase::Bootstrapping);
         assert_eq!(request.queue(), Queue::Bootstrap);
         request.phase = Some(Phase::WaitingForInput);

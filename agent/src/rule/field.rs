@@ -15,7 +15,7 @@ use serde::Serialize;
 use crate::{
     diagnose::{Cause, Conclusion, conclude},
     event::{Hello, Phase, clock::Monotonic},
-    request::{Queue, Role, tracker::Tracked},
+    request::{Queue, Side, tracker::Tracked},
 };
 
 /// SGLang's own default of both time-outs, in seconds: for servers that have not said theirs.
@@ -219,8 +219,8 @@ pub static FIELDS: [Field; 23] = [
         "role",
         "the side that its server is on",
         "marks: open, entry",
-        || Role::ALL.map(Role::name).to_vec(),
-        |it| Value::Text(it.tracked.request.role().name()),
+        || Side::ALL.map(Side::name).to_vec(),
+        |it| Value::Text(it.tracked.request.side().name()),
     ),
     text(
         "queue",

@@ -11,7 +11,7 @@ use crate::{
     diagnose::{Cause, Evidence, cause_of_room},
     event::{Hello, Rid, Room, clock::Monotonic, native::failure_name},
     kernel::plan::ProbeReport,
-    request::{NativeState, Queue, Role, Watch, correlate::TransferSubject, transfer::SubjectTransfers},
+    request::{NativeState, Queue, Side, Watch, correlate::TransferSubject, transfer::SubjectTransfers},
     rule::Mode,
     verdict::Verdict,
 };
@@ -183,7 +183,7 @@ pub struct AlertStatus {
     /// SGLang's room.
     pub room: Room,
     /// The side that the server is on.
-    pub role: Role,
+    pub role: Side,
     /// The queue that the request is in.
     pub queue: Queue,
     /// Serial of the sender.

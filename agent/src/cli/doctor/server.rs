@@ -5,7 +5,7 @@ use std::{collections::HashMap, fs, iter};
 use dislodge::{
     event::{Backend, Hello},
     remedy::guard::is_proved,
-    request::Role,
+    request::Side,
     target::{
         Target,
         hook::{self, HookFile},
@@ -67,7 +67,7 @@ fn is_proved_server(server: &Hello) -> bool {
 
 /// Releases, ranks and flag of a server in a line.
 pub(super) fn in_words(server: &Hello, proved: bool) -> String {
-    let is_decode = server.role.as_deref() == Some(Role::Decode.name());
+    let is_decode = server.role.as_deref() == Some(Side::Decode.name());
     let text = |value: &Option<String>| value.clone().unwrap_or_else(|| "?".to_owned());
     let size = |value: Option<u32>| value.map_or("?".to_owned(), |size| size.to_string());
     let flag = server.flag.map_or("?", |flag| flag.name());

@@ -2,7 +2,7 @@ use super::*;
 use crate::{
     event::{Backend, Body, Entry, Event, Phase, ProcessKey, Room, clock::Monotonic},
     request::{
-        Queue, RequestKey, ResyncReason, Role, Sync,
+        Queue, RequestKey, ResyncReason, Side, Sync,
         tracker::{Change, Limits, Tracker},
     },
 };
@@ -119,7 +119,7 @@ fn a_healthy_request_of_a_decode_goes_through_both_queues_without_a_trace() {
     }
     assert_eq!((world.queue(1), world.sync()), (None, Sync::Complete));
     assert_eq!(world.steps().last(), Some(&Step::Left(LeaveReason::Success)));
-    assert_eq!(world.changes.last().unwrap().ended.as_ref().unwrap().role(), Role::Decode);
+    assert_eq!(world.changes.last().unwrap().ended.as_ref().unwrap().side(), Side::Decode);
     assert_eq!(world.tracker.unused(), Default::default());
 }
 
@@ -176,7 +176,7 @@ fn a_resynchronisation_puts_each_receiver_into_its_queue() {
     world.resynchronise(&[(1, Some(DecodeQueue::Transfer)), (2, Some(DecodeQueue::Prealloc)), (3, None)]);
     assert_eq!([1, 2, 3].map(|serial| world.queue(serial).unwrap()), [Queue::Transfer, Queue::Prealloc, Queue::None]);
     let tracked = world.tracker.get(RequestKey { process: PROCESS, serial: 2 }).unwrap();
-    assert_eq!((tracked.request.role(), tracked.request.entered), (Role::Decode, None));
+    assert_eq!((tracked.request.side(), tracked.request.entered), (Side::Decode, None));
     assert_eq!(tracked.request.receiving.unwrap().since, Monotonic(20));
     for _ in 0..3 {
         world.pass(1, 1);
@@ -208,7 +208,7 @@ fn a_sender_s_serial_that_is_said_to_be_in_a_decode_s_queue_is_a_decode_s() {
     world.see(Body::Enter { room: ROOM, sender: 1, rid: None, queue_length: 1 });
     world.enter(1, DecodeQueue::Prealloc);
     let tracked = world.tracker.get(RequestKey { process: PROCESS, serial: 1 }).unwrap();
-    assert_eq!(tracked.request.role(), Role::Decode, "nothing is done to it");
+    assert_eq!(tracked.request.side(), Side::Decode, "nothing is done to it");
     world.leave(1, DecodeQueue::Prealloc, DecodeLeave::Failed);
     for _ in 0..3 {
         world.pass(0, 0);

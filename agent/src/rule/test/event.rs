@@ -309,11 +309,11 @@ impl<'a> Event<'a, '_, '_> {
         let backend = if self.text("backend").is_some() { self.word("backend", &backends)? } else { Backend::Nixl };
         let (room, sender) = (self.room()?, self.number("sender", 0)?);
         self.known.senders.insert((self.rank, sender), (room, None));
-        let roles = Role::ALL.map(|role| (role.name(), role));
-        let role = if self.text("role").is_some() { self.word("role", &roles)? } else { Role::Prefill };
+        let roles = Side::ALL.map(|role| (role.name(), role));
+        let role = if self.text("role").is_some() { self.word("role", &roles)? } else { Side::Prefill };
         Some(match role {
-            Role::Prefill => Body::Open { room, sender, backend },
-            Role::Decode => Body::Receiver(ReceiverEvent::Open { room, sender, backend }),
+            Side::Prefill => Body::Open { room, sender, backend },
+            Side::Decode => Body::Receiver(ReceiverEvent::Open { room, sender, backend }),
         })
     }
 

@@ -255,7 +255,7 @@ impl Scene {
             };
             let (prealloc, transfer) = (count(Queue::Prealloc), count(Queue::Transfer));
             let is_decode =
-                tracker.requests().any(|it| it.key.process == process(rank) && it.request.role() == Role::Decode);
+                tracker.requests().any(|it| it.key.process == process(rank) && it.request.side() == Side::Decode);
             let pass = if is_decode {
                 Body::Receiver(ReceiverEvent::Pass { prealloc, transfer, passes: PASSES })
             } else {
