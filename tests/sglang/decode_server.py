@@ -177,14 +177,15 @@ class Slots:
         self.pool.used.discard(index)
 
 
-def make_scheduler(folder, mixin):
-    """A `Scheduler` of the release's name and module around its decode mixin, without the attributes that nothing here asks for."""
+def make_scheduler(mixin, names):
+    """A `Scheduler` of the release's name, module and attributes around its decode mixin."""
 
     class Scheduler(mixin):
         def __init__(self, loaded, bootstrap_port, answers):
             from sglang.srt.disaggregation import decode
             from sglang.srt.disaggregation.utils import DisaggregationMode
 
+            vars(self).update({name: None for name in names if not hasattr(type(self), name)})
             self.server_args, self.answers, self.bootstrap_port = loaded.server_args, answers, bootstrap_port
             self.disaggregation_mode = DisaggregationMode.DECODE
             pages = backends.slot_pages(loaded.backend)
@@ -290,7 +291,8 @@ def run(folder: Path, bootstrap_port: int, backend: str, answers):
     from sglang.srt.disaggregation.decode import SchedulerDisaggregationDecodeMixin
 
     logging.info("decode server of %s", folder.name)
-    make_scheduler(folder, SchedulerDisaggregationDecodeMixin)(loaded, bootstrap_port, answers).event_loop_normal_disagg_decode()
+    names = scheduler.Scheduler.names
+    make_scheduler(SchedulerDisaggregationDecodeMixin, names)(loaded, bootstrap_port, answers).event_loop_normal_disagg_decode()
 
 
 if __name__ == "__main__":

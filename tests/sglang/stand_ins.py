@@ -47,7 +47,7 @@ DECODE_OPTIONS = dict(disaggregation_decode_enable_offload_kvcache=False, disagg
 
 
 class Anything:
-    """Can be called, subscripted and asked for any attribute; all of them give another one."""
+    """Can be called, subscripted, made a base of a class and asked for any attribute; all of them give another one."""
 
     def __init__(self, *_, **__):
         pass
@@ -60,6 +60,9 @@ class Anything:
 
     def __class_getitem__(cls, _):
         return cls
+
+    def __mro_entries__(self, _):
+        return ()
 
 
 def module(name, **attributes):
