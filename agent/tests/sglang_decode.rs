@@ -7,7 +7,7 @@ mod support;
 
 use dislodge::{
     event::{
-        Body, Phase, Room,
+        Body, Phase,
         receiver::{DecodeLeave, DecodeQueue, ReceiverEvent},
     },
     kernel::{Kernel, Sizes},
@@ -76,7 +76,7 @@ fn each_request_of_a_decode_is_seen_to_enter_and_to_leave_both_queues() {
             _ => None,
         });
         for (room, sender) in opened.collect::<Vec<_>>() {
-            let of_it: Vec<&str> = marks.iter().filter_map(|mark| step(mark, room, sender)).collect();
+            let of_it: Vec<&str> = marks.iter().filter_map(|mark| step(mark, sender)).collect();
             let expected = [
                 "open",
                 "in prealloc",
@@ -95,19 +95,16 @@ fn each_request_of_a_decode_is_seen_to_enter_and_to_leave_both_queues() {
 }
 
 /// What a mark says of a request, in a word; nothing of its way to WaitingForInput, which it may have gone before the first poll.
-fn step(mark: &Body, of_room: Room, of_sender: u64) -> Option<&'static str> {
+fn step(mark: &Body, of_sender: u64) -> Option<&'static str> {
     let (sender, word) = match mark {
         Body::Receiver(ReceiverEvent::Open { sender, .. }) => (sender, "open"),
         Body::Receiver(ReceiverEvent::Enter { sender, queue: DecodeQueue::Prealloc, .. }) => (sender, "in prealloc"),
         Body::Receiver(ReceiverEvent::Enter { sender, queue: DecodeQueue::Transfer, .. }) => (sender, "in transfer"),
-        Body::Receiver(ReceiverEvent::Leave { room, sender, queue, reason }) => {
-            assert_eq!(*room, of_room);
-            match (queue, reason) {
-                (DecodeQueue::Prealloc, DecodeLeave::Preallocated) => (sender, "out of prealloc"),
-                (DecodeQueue::Transfer, DecodeLeave::Success) => (sender, "out of transfer"),
-                other => panic!("{other:?}"),
-            }
-        }
+        Body::Receiver(ReceiverEvent::Leave { sender, queue, reason, .. }) => match (queue, reason) {
+            (DecodeQueue::Prealloc, DecodeLeave::Preallocated) => (sender, "out of prealloc"),
+            (DecodeQueue::Transfer, DecodeLeave::Success) => (sender, "out of transfer"),
+            other => panic!("{other:?}"),
+        },
         Body::Phase { sender, new: Some(Phase::WaitingForInput), .. } => (sender, "waits"),
         Body::Phase { sender, new: Some(Phase::Success), .. } => (sender, "success"),
         Body::Send { sender, pages: 8, last: true, .. } => (sender, "told"),
