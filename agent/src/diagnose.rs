@@ -1,6 +1,7 @@
 //! Why a request is where it is. A pure function over what is known; `now` is an argument.
 
 mod cause;
+mod codes;
 mod decode;
 mod evidence;
 mod other_end;

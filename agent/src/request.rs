@@ -187,11 +187,6 @@ impl Request {
         }
     }
 
-    /// The same of a receiver, on a decode.
-    pub fn received(serial: u64, room: Room, backend: Backend, at: Monotonic) -> Self {
-        Self { receiving: Some(Receiving { queue: None, since: at }), ..Self::opened(serial, room, backend, at) }
-    }
-
     /// Whether it is in the inflight queue.
     pub fn is_inflight(&self) -> bool {
         self.entered.is_some() && self.ended.is_none()

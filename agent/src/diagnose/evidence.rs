@@ -7,6 +7,7 @@ use serde::Serialize;
 use super::{
     Cause,
     cause::{MOVES_WITHIN, work_ahead},
+    codes::{ucs_status_name, wc_status_name},
     decode, other_end,
     quiescence::{SETTLES_WITHIN, is_watched},
     ranks::diverges,
@@ -381,36 +382,5 @@ fn of_transfers(tracked: &Tracked<'_>, now: Monotonic, evidence: &mut Vec<Eviden
         if !is_watched(tracked) && transfers.of_room(request.room).is_none() {
             seen(Source::Transfers, request.created, Fact::TransfersNotAllSeen);
         }
-    }
-}
-
-/// UCX's name of a status (`ucs/type/status.h`).
-fn ucs_status_name(status: i8) -> &'static str {
-    match status {
-        -3 => "input/output error",
-        -6 => "unreachable",
-        -16 => "canceled",
-        -25 => "connection reset",
-        -80 => "endpoint timeout",
-        _ => "ucs_status_t",
-    }
-}
-
-/// libibverbs' name of a status (`infiniband/verbs.h`, `enum ibv_wc_status`).
-fn wc_status_name(status: u32) -> &'static str {
-    match status {
-        1 => "local length error",
-        2 => "local QP operation error",
-        4 => "local protection error",
-        5 => "work request flushed",
-        8 => "local access error",
-        9 => "remote invalid request",
-        10 => "remote access error",
-        11 => "remote operation error",
-        12 => "transport retry counter exceeded",
-        13 => "RNR retry counter exceeded",
-        20 => "response timeout",
-        21 => "general error",
-        _ => "ibv_wc_status",
     }
 }

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::{Request, ends::Side};
 use crate::{
-    event::{Phase, clock::Monotonic, receiver::DecodeQueue},
+    event::{Backend, Phase, Room, clock::Monotonic, receiver::DecodeQueue},
     record::codec::recorded,
 };
 
@@ -62,6 +62,11 @@ pub struct Receiving {
 recorded!(struct Receiving { queue, since });
 
 impl Request {
+    /// A receiver of a decode that has just been created, at `at`: it is in no queue yet.
+    pub fn received(serial: u64, room: Room, backend: Backend, at: Monotonic) -> Self {
+        Self { receiving: Some(Receiving { queue: None, since: at }), ..Self::opened(serial, room, backend, at) }
+    }
+
     /// The side that it is on here.
     pub fn side(&self) -> Side {
         if self.receiving.is_some() { Side::Decode } else { Side::Prefill }
@@ -106,8 +111,6 @@ impl Request {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::{Backend, Room};
-
     #[test]
     fn the_clock_of_a_decode_starts_where_its_waiting_starts() {
         let at = |seconds: u64| Monotonic(seconds * 1_000_000_000);
