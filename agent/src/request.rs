@@ -6,6 +6,7 @@
 pub mod correlate;
 pub mod ends;
 mod flush;
+pub mod gauge;
 mod notified;
 mod process;
 pub mod tracker;
@@ -14,6 +15,7 @@ pub mod transfers;
 
 use serde::Serialize;
 
+use gauge::GaugeState;
 pub use notified::PeerEnded;
 
 use crate::{
@@ -309,9 +311,15 @@ pub struct ServerState {
     pub paused: bool,
     /// What its transfer engine shows.
     pub native: NativeState,
+    /// When its inflight queue last changed: by a mark, or by the length that a pass reported.
+    pub queue_rests: Option<Monotonic>,
+    /// What its own `/metrics` says of its queues, where that was read.
+    pub gauges: Option<Box<GaugeState>>,
 }
 
-recorded!(struct ServerState { hello, sync, queue_length, passes, paused, native, turned, ranks_differ });
+recorded!(struct ServerState {
+    hello, sync, queue_length, passes, paused, native, turned, ranks_differ, queue_rests, gauges,
+});
 recorded!(enum Sync { 0 Complete {}, 1 Needed(reason), 2 Asked { epoch, at, reason } });
 
 impl ServerState {
@@ -327,6 +335,8 @@ impl ServerState {
             ranks_differ: None,
             paused: false,
             native,
+            queue_rests: None,
+            gauges: None,
         }
     }
 }

@@ -16,6 +16,7 @@ use std::{
 
 use super::{
     Aborted, Ended, Request, RequestKey, Resurrected, ResyncReason, RoomState, ServerState, Sync,
+    gauge::{GaugeState, Gauges},
     tracker::{Change, Step, Tracked, Unused},
     transfers::Transfers,
 };
@@ -100,6 +101,11 @@ impl Process {
         &self.state
     }
 
+    pub(super) fn server_metrics(&mut self, gauges: Gauges, at: Monotonic) {
+        let before = self.state.gauges.take().map(|before| *before);
+        self.state.gauges = Some(Box::new(GaugeState::after(before, gauges, at)));
+    }
+
     pub(super) fn weight(&self) -> usize {
         const ITSELF: usize = 8;
         ITSELF + self.requests.len() + self.released.len() + self.rooms.len() + self.transfers.weight()
@@ -166,6 +172,9 @@ impl Process {
         let at = event.at;
         if event.detail_lost {
             self.needs_resync(ResyncReason::DetailLost);
+        }
+        if matches!(event.body, Body::Enter { .. } | Body::Leave { .. }) {
+            self.state.queue_rests = Some(at);
         }
         match &event.body {
             Body::Hello(hello) => self.state.hello = Some(hello.clone()),

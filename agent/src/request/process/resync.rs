@@ -51,6 +51,9 @@ impl Process {
     pub(super) fn pass(&mut self, queue_length: u32, passes: u32, at: Monotonic) {
         self.state.paused = false;
         self.state.passes = self.state.passes.saturating_add(passes.into());
+        if self.state.queue_length.is_none_or(|(before, _)| before != queue_length) {
+            self.state.queue_rests = Some(at);
+        }
         self.state.queue_length = Some((queue_length, at));
         self.state.turned = Some(at);
         if queue_length == self.inflight || self.state.sync != Sync::Complete {
