@@ -2,6 +2,8 @@
 
 mod cause;
 mod evidence;
+mod gauge;
+mod names;
 mod other_end;
 mod quiescence;
 mod ranks;
@@ -12,6 +14,7 @@ use serde::Serialize;
 
 pub use cause::{Cause, cause, cause_of_room};
 pub use evidence::{Evidence, Fact, Source};
+pub use gauge::{GaugeFact, gauge_evidence, gauge_fact};
 pub use quiescence::{NotKnown, Quiescence};
 
 use crate::{

@@ -15,7 +15,7 @@ pub mod transfers;
 
 use serde::Serialize;
 
-use gauge::GaugeState;
+use gauge::ServerGauge;
 pub use notified::PeerEnded;
 
 use crate::{
@@ -311,15 +311,11 @@ pub struct ServerState {
     pub paused: bool,
     /// What its transfer engine shows.
     pub native: NativeState,
-    /// When its inflight queue last changed: by a mark, or by the length that a pass reported.
-    pub queue_rests: Option<Monotonic>,
     /// What its own `/metrics` says of its queues, where that was read.
-    pub gauges: Option<Box<GaugeState>>,
+    pub gauge: ServerGauge,
 }
 
-recorded!(struct ServerState {
-    hello, sync, queue_length, passes, paused, native, turned, ranks_differ, queue_rests, gauges,
-});
+recorded!(struct ServerState { hello, sync, queue_length, passes, paused, native, turned, ranks_differ, gauge });
 recorded!(enum Sync { 0 Complete {}, 1 Needed(reason), 2 Asked { epoch, at, reason } });
 
 impl ServerState {
@@ -335,8 +331,7 @@ impl ServerState {
             ranks_differ: None,
             paused: false,
             native,
-            queue_rests: None,
-            gauges: None,
+            gauge: ServerGauge::default(),
         }
     }
 }

@@ -5,10 +5,12 @@ use std::fmt;
 use serde::Serialize;
 
 use super::{
-    Cause,
+    Cause, GaugeFact,
     cause::{MOVES_WITHIN, work_ahead},
     other_end,
     quiescence::{SETTLES_WITHIN, is_watched},
+    gauge_evidence,
+    names::{ucs_status_name, wc_status_name},
     ranks::diverges,
     stalled::stalled_since,
 };
@@ -51,6 +53,8 @@ pub enum Source {
     Devices,
     /// The other end of the room: a server of this node, or the agent of another one.
     Peer,
+    /// The server's own `/metrics`.
+    ServerMetrics,
 }
 
 impl Source {
@@ -62,6 +66,7 @@ impl Source {
             Self::Completions => "completions",
             Self::Devices => "devices",
             Self::Peer => "peer",
+            Self::ServerMetrics => "server_metrics",
         }
     }
 }
@@ -105,6 +110,7 @@ pub enum Fact {
     OtherEnd(RoomEnd),
     OtherEndNotSeen,
     PeerEnded { pid: u32 },
+    ServerGauge(GaugeFact),
 }
 
 impl Fact {
@@ -201,6 +207,7 @@ impl fmt::Display for Fact {
                 write!(f, "pid {pid} has ended, the only process that this server was seen to write to")
             }
             Self::NobodyAsksForStatus => f.write_str("looked at: nobody asks the engine where the transfer stands"),
+            Self::ServerGauge(fact) => fact.fmt(f),
             Self::SourcesDisagree { hook_counts, transfers } => {
                 write!(
                     f,
@@ -277,6 +284,7 @@ pub(super) fn evidence(tracked: &Tracked<'_>, cause: Cause, now: Monotonic) -> V
     }
     of_other_end(tracked, cause, &mut evidence);
     of_transfers(tracked, now, &mut evidence);
+    evidence.extend(gauge_evidence(tracked, now));
     evidence.sort_by_key(|evidence| evidence.at);
     evidence
 }
@@ -361,36 +369,5 @@ fn of_transfers(tracked: &Tracked<'_>, now: Monotonic, evidence: &mut Vec<Eviden
         if !is_watched(tracked) && transfers.of_room(request.room).is_none() {
             seen(Source::Transfers, request.created, Fact::TransfersNotAllSeen);
         }
-    }
-}
-
-/// UCX's name of a status (`ucs/type/status.h`).
-fn ucs_status_name(status: i8) -> &'static str {
-    match status {
-        -3 => "input/output error",
-        -6 => "unreachable",
-        -16 => "canceled",
-        -25 => "connection reset",
-        -80 => "endpoint timeout",
-        _ => "ucs_status_t",
-    }
-}
-
-/// libibverbs' name of a status (`infiniband/verbs.h`, `enum ibv_wc_status`).
-fn wc_status_name(status: u32) -> &'static str {
-    match status {
-        1 => "local length error",
-        2 => "local QP operation error",
-        4 => "local protection error",
-        5 => "work request flushed",
-        8 => "local access error",
-        9 => "remote invalid request",
-        10 => "remote access error",
-        11 => "remote operation error",
-        12 => "transport retry counter exceeded",
-        13 => "RNR retry counter exceeded",
-        20 => "response timeout",
-        21 => "general error",
-        _ => "ibv_wc_status",
     }
 }

@@ -94,6 +94,17 @@ impl GaugeState {
     }
 }
 
+/// What is known of a server's gauges, and of the queue that the first of them is held against.
+#[derive(Clone, Debug, Default)]
+pub struct ServerGauge {
+    /// When the inflight queue last changed: by a mark, or by the length that a pass reported.
+    pub queue_rests: Option<Monotonic>,
+    /// What was read, if anything.
+    pub read: Option<Box<GaugeState>>,
+}
+
+recorded!(struct ServerGauge { queue_rests, read });
+
 /// How the server's gauge of its inflight queue compares with the queue that was seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(tag = "gauge", content = "why", rename_all = "snake_case")]
@@ -144,9 +155,9 @@ impl GaugeCheck {
     /// How the gauge of this server compares with its queue, as far as both are known at `now`.
     pub fn of(server: &ServerState, now: Monotonic) -> Self {
         use GaugeNotKnown::{NoSeries, NotRead, QueueMoves, QueueNotSeen, ReadOnce, RefreshDue};
-        let Some(state) = server.gauges.as_deref() else { return Self::NotKnown(NotRead) };
+        let Some(state) = server.gauge.read.as_deref() else { return Self::NotKnown(NotRead) };
         let Some(gauge) = state.gauges.prefill_inflight else { return Self::NotKnown(NoSeries) };
-        let (Some((length, passed)), Some(rests)) = (server.queue_length, server.queue_rests) else {
+        let (Some((length, passed)), Some(rests)) = (server.queue_length, server.gauge.queue_rests) else {
             return Self::NotKnown(QueueNotSeen);
         };
         if server.sync != Sync::Complete || now.since(passed) > SEEN_WITHIN {

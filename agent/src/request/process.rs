@@ -2,6 +2,7 @@
 
 mod concluded;
 mod dead;
+mod gauge;
 mod native;
 mod ranks;
 mod released;
@@ -16,7 +17,6 @@ use std::{
 
 use super::{
     Aborted, Ended, Request, RequestKey, Resurrected, ResyncReason, RoomState, ServerState, Sync,
-    gauge::{GaugeState, Gauges},
     tracker::{Change, Step, Tracked, Unused},
     transfers::Transfers,
 };
@@ -101,11 +101,6 @@ impl Process {
         &self.state
     }
 
-    pub(super) fn server_metrics(&mut self, gauges: Gauges, at: Monotonic) {
-        let before = self.state.gauges.take().map(|before| *before);
-        self.state.gauges = Some(Box::new(GaugeState::after(before, gauges, at)));
-    }
-
     pub(super) fn weight(&self) -> usize {
         const ITSELF: usize = 8;
         ITSELF + self.requests.len() + self.released.len() + self.rooms.len() + self.transfers.weight()
@@ -174,7 +169,7 @@ impl Process {
             self.needs_resync(ResyncReason::DetailLost);
         }
         if matches!(event.body, Body::Enter { .. } | Body::Leave { .. }) {
-            self.state.queue_rests = Some(at);
+            self.state.gauge.queue_rests = Some(at);
         }
         match &event.body {
             Body::Hello(hello) => self.state.hello = Some(hello.clone()),

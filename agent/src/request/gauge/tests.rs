@@ -12,7 +12,7 @@ fn server(length: u32, now: u64, release: &str) -> ServerState {
     ServerState {
         hello: Some(Box::new(Hello { sglang: Some(release.to_owned()), ..Hello::default() })),
         queue_length: Some((length, at(now))),
-        queue_rests: Some(at(0)),
+        gauge: ServerGauge { queue_rests: Some(at(0)), read: None },
         ..ServerState::new(Sync::Complete)
     }
 }
@@ -27,7 +27,7 @@ fn check(mut server: ServerState, readings: &[(u64, u32)]) -> GaugeCheck {
     for (seconds, inflight) in readings {
         state = Some(GaugeState::after(state, gauges(*inflight), at(*seconds)));
     }
-    server.gauges = state.map(Box::new);
+    server.gauge.read = state.map(Box::new);
     GaugeCheck::of(&server, server.queue_length.map_or(at(0), |(_, at)| at))
 }
 
@@ -65,7 +65,7 @@ fn a_gauge_above_zero_on_an_idle_server_is_a_false_positive_of_old_releases() {
     }
     let mut old = server(0, 60, "0.5.22");
     let state = GaugeState::after(None, Gauges { is_old_spelling: true, ..gauges(1) }, at(30));
-    old.gauges = Some(Box::new(state));
+    old.gauge.read = Some(Box::new(state));
     assert_eq!(GaugeCheck::of(&old, at(60)), NotRefreshed, "the spelling gives a release away");
 }
 
@@ -74,17 +74,17 @@ fn a_gauge_is_not_held_against_a_queue_that_moves_or_is_not_seen() {
     assert_eq!(check(server(1, 60, "0.5.22"), &[]), NotKnown(NotRead));
     assert_eq!(check(server(1, 60, "0.5.22"), &[(1, 2)]), NotKnown(QueueMoves), "the batch may not be reported yet");
     let mut moved = server(1, 60, "0.5.22");
-    moved.queue_rests = Some(at(58));
+    moved.gauge.queue_rests = Some(at(58));
     assert_eq!(check(moved.clone(), &[(20, 1), (50, 1)]), NotKnown(QueueMoves), "the same number, of before");
     assert_eq!(check(moved.clone(), &[(20, 2), (50, 2)]), NotKnown(QueueMoves));
     let mut doubted = server(1, 60, "0.5.22");
     doubted.sync = Sync::Needed(crate::request::ResyncReason::EventsLost);
     assert_eq!(check(doubted, &[(20, 2), (50, 2)]), NotKnown(QueueNotSeen));
     let mut stalled = server(1, 60, "0.5.22");
-    stalled.gauges = Some(Box::new(GaugeState { gauges: gauges(1), at: at(50), since: at(20), readings: 2 }));
+    stalled.gauge.read = Some(Box::new(GaugeState { gauges: gauges(1), at: at(50), since: at(20), readings: 2 }));
     assert_eq!(GaugeCheck::of(&stalled, at(71)), NotKnown(QueueNotSeen), "no pass for eleven seconds");
     let mut other = server(1, 60, "0.5.22");
-    other.gauges = Some(Box::new(GaugeState { gauges: Gauges::default(), at: at(50), since: at(50), readings: 1 }));
+    other.gauge.read = Some(Box::new(GaugeState { gauges: Gauges::default(), at: at(50), since: at(50), readings: 1 }));
     assert_eq!(GaugeCheck::of(&other, at(60)), NotKnown(NoSeries));
 }
 

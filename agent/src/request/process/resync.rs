@@ -52,7 +52,7 @@ impl Process {
         self.state.paused = false;
         self.state.passes = self.state.passes.saturating_add(passes.into());
         if self.state.queue_length.is_none_or(|(before, _)| before != queue_length) {
-            self.state.queue_rests = Some(at);
+            self.state.gauge.queue_rests = Some(at);
         }
         self.state.queue_length = Some((queue_length, at));
         self.state.turned = Some(at);
