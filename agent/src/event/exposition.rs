@@ -3,8 +3,9 @@
 //!
 //! SGLang writes Prometheus' text format 0.0.4 (`prometheus_client`'s multi-process collector). A page of many ranks has
 //! megabytes of histograms, so it is never held: it comes in pieces, and of each line only its beginning is kept until it is
-//! known to be one of ours. Of the crates for this format one is under the LGPL, and the other (`prometheus-parse` 0.2) ends
-//! labels at the first `}` and cuts them at each comma, in quotes too: a model's name could pass for a rank.
+//! known to be one of ours. Of the crates for this format one is under the LGPL (`openmetrics-parser` 0.5.1), and the other
+//! (`prometheus-parse` 0.2.5) reads no name with a colon, ends labels at the first `}` and cuts them at each comma, in quotes
+//! too: a model's name could pass for a rank.
 
 use serde::Serialize;
 
