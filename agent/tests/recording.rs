@@ -141,7 +141,8 @@ fn what_a_servers_page_said_is_recorded_as_it_was_and_goes_on_in_a_snapshot() {
     let ticks = || (40..400).map(|seconds| Input::Tick { now: second(seconds), pace: Pace::As(None) });
     for (span, is_cut) in [(LONG, false), (Span { time: Duration::from_secs(30), ..LONG }, true)] {
         let (_, flight) = live(told().chain(ticks()).collect(), span);
-        let known = |core: &Core| core.tracker().server(process(false)).map(|it| (it.gauges.clone(), it.queue_rests));
+        let known =
+            |core: &Core| core.tracker().server(process(false)).map(|it| (it.gauge.read.clone(), it.gauge.queue_rests));
         let expected = GaugeState { gauges, at: second(35), since: second(20), readings: 2 };
         assert_eq!(known(&flight), Some((Some(Box::new(expected)), Some(second(2)))));
         let file = file(&flight);

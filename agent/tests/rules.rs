@@ -12,7 +12,7 @@ use dislodge::{
     diagnose::Cause,
     event::{Backend, Hello, clock::Monotonic},
     problem::Problem,
-    request::gauge::{GaugeState, Gauges},
+    request::gauge::{GaugeState, Gauges, ServerGauge},
     rule::{
         Mode, RuleIndex, RuleSet, Severity,
         condition::{self, Condition, Scope},
@@ -57,8 +57,8 @@ fn every_field_has_its_value() {
         ..Hello::default()
     }));
     let gauges = Gauges { prefill_inflight: Some(2), ..Gauges::default() };
-    world.server.gauges = Some(Box::new(GaugeState { gauges, at: at(9.0), since: at(5.0), readings: 2 }));
-    world.server.queue_rests = Some(at(0.0));
+    let read = GaugeState { gauges, at: at(9.0), since: at(5.0), readings: 2 };
+    world.server.gauge = ServerGauge { queue_rests: Some(at(0.0)), read: Some(Box::new(read)) };
     let expected = [
         ("cause", Value::Text("AbortIgnored")),
         ("phase", Value::Text("Transferring")),

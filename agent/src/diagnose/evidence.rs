@@ -7,10 +7,10 @@ use serde::Serialize;
 use super::{
     Cause, GaugeFact,
     cause::{MOVES_WITHIN, work_ahead},
-    other_end,
-    quiescence::{SETTLES_WITHIN, is_watched},
     gauge_evidence,
     names::{ucs_status_name, wc_status_name},
+    other_end,
+    quiescence::{SETTLES_WITHIN, is_watched},
     ranks::diverges,
     stalled::stalled_since,
 };

@@ -46,7 +46,11 @@ impl fmt::Display for GaugeFact {
 /// What the gauge says, as evidence about a request that it counts.
 pub fn gauge_evidence(tracked: &Tracked<'_>, now: Monotonic) -> Option<Evidence> {
     let since = tracked.server.gauge.read.as_deref().filter(|_| tracked.request.is_inflight())?.since;
-    Some(Evidence { source: Source::ServerMetrics, at: since, fact: Fact::ServerGauge(gauge_fact(tracked.server, now)?) })
+    Some(Evidence {
+        source: Source::ServerMetrics,
+        at: since,
+        fact: Fact::ServerGauge(gauge_fact(tracked.server, now)?),
+    })
 }
 
 /// How a server's own gauge compares with the queue that was seen; nothing where it cannot be told.
