@@ -39,12 +39,13 @@ fn records(family: Family) -> Vec<Vec<u8>> {
         Input::Event(event) => Some(event),
         _ => None,
     });
-    events.filter_map(|event| record(&event)).take(EVENTS).collect()
+    events.filter_map(|event| record(&event)).collect()
 }
 
 fn decode() -> Vec<Seed> {
     let mut seeds: Vec<Seed> = Vec::new();
-    for record in records(Family::ClearedRoom).into_iter().chain(records(Family::UnsafeRelease)) {
+    let families = [Family::ClearedRoom, Family::UnsafeRelease, Family::PeerDied, Family::AgentBlind, Family::Paused];
+    for record in families.into_iter().flat_map(records) {
         let Some(kind) = record.first() else { continue };
         let name = format!("kind-{kind}");
         if seeds.iter().all(|(_, other, _)| *other != name) {
@@ -56,8 +57,8 @@ fn decode() -> Vec<Seed> {
 
 fn events() -> Vec<Seed> {
     let stream = |family: Family| {
-        let framed =
-            records(family).into_iter().map(|record| [&(record.len() as u16).to_le_bytes(), &record[..]].concat());
+        let records = records(family).into_iter().take(EVENTS);
+        let framed = records.map(|record| [&(record.len() as u16).to_le_bytes(), &record[..]].concat());
         ("events", family.name().to_owned(), framed.collect::<Vec<_>>().concat())
     };
     [Family::ClearedRoom, Family::UnsafeRelease, Family::PeerDied].map(stream).to_vec()
@@ -138,6 +139,15 @@ fn fields(body: &Body) -> Option<(Kind, Room, u64, u64, Vec<u8>)> {
         Body::StateEnd { epoch, entries } => {
             (Kind::StateEnd, Room::Number(0), *epoch, 0, format!(r#"{{"entries":{entries}}}"#).into_bytes())
         }
+        Body::Entry { room, sender, epoch, entry } => {
+            let text = format!(
+                r#"{{"backend":1,"phase":2,"created":{},"sent_chunks":{},"chunks":1,"rid":"rid"}}"#,
+                entry.created?.0, entry.sent_chunks
+            );
+            (Kind::Entry, *room, *epoch, *sender, text.into_bytes())
+        }
+        Body::Paused => (Kind::Paused, Room::Number(0), 0, 0, nothing),
+        Body::Resumed => (Kind::Resumed, Room::Number(0), 0, 0, nothing),
         Body::Open { room, sender, .. } => (Kind::Open, *room, 1, *sender, nothing),
         Body::Close { room, sender } => (Kind::Close, *room, 0, *sender, nothing),
         Body::Phase { room, sender, old, new } => {
