@@ -92,7 +92,11 @@ pub fn conclude(tracked: &Tracked<'_>, now: Monotonic) -> Conclusion {
     Conclusion {
         cause,
         quiescence: quiescence::quiescence(tracked),
-        confidence: if released.map_or(seen, |released| released.certain) { Confidence::High } else { Confidence::Low },
+        confidence: if released.map_or(seen, |released| released.is_proved()) {
+            Confidence::High
+        } else {
+            Confidence::Low
+        },
     }
 }
 

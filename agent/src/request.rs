@@ -105,7 +105,8 @@ recorded!(struct Aborted { at, passes });
 recorded!(struct Resurrected { at, to });
 recorded!(struct DroppedBy { at, rank });
 recorded!(struct Ended { at, left, unsafe_release });
-recorded!(struct UnsafeRelease { transfers, oldest, certain });
+recorded!(struct UnsafeRelease { transfers, oldest, proof });
+recorded!(enum ReleaseProof { 0 OnTheWire {}, 1 RanOn { at }, 2 NotShown {}, 3 NotAllSeen {} });
 
 /// An `abort()` that was seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -149,12 +150,46 @@ pub struct Ended {
 /// or sees its own overwritten on the decode side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnsafeRelease {
-    /// Transfers of the room that were under way.
+    /// Transfers of the room whose end had not been seen.
     pub transfers: usize,
     /// When the oldest of them was posted.
     pub oldest: Monotonic,
-    /// Whether everything that could have ended them was seen.
-    pub certain: bool,
+    /// What shows that one was under way.
+    pub proof: ReleaseProof,
+}
+
+/// What shows that a transfer was under way when its pages were given back. That its end had not been seen is not enough:
+/// Mooncake's is seen when a worker frees the batch, and NIXL's without its flushes when somebody has asked for the status.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReleaseProof {
+    /// Its end is seen on the wire when it comes, and had not come.
+    OnTheWire,
+    /// It was read in the server's memory after that, and was not over.
+    RanOn {
+        /// When.
+        at: Monotonic,
+    },
+    /// Nothing so far: it may have been over.
+    NotShown,
+    /// Nothing ever will: its end may be among what was not seen, or it may be another request's.
+    NotAllSeen,
+}
+
+impl UnsafeRelease {
+    /// Whether it is proved.
+    pub fn is_proved(&self) -> bool {
+        matches!(self.proof, ReleaseProof::OnTheWire | ReleaseProof::RanOn { .. })
+    }
+}
+
+impl Ended {
+    /// When it was known last what it did to others.
+    pub fn known_at(&self) -> Monotonic {
+        match self.unsafe_release.as_deref() {
+            Some(UnsafeRelease { proof: ReleaseProof::RanOn { at }, .. }) => self.at.max(*at),
+            _ => self.at,
+        }
+    }
 }
 
 impl Request {
@@ -302,6 +337,8 @@ pub struct ServerState {
     pub sync: Sync,
     /// Length of the inflight queue as the scheduler reported it last, and when.
     pub queue_length: Option<(u32, Monotonic)>,
+    /// Requests in its inflight queue, as far as the agent knows: who came or left since the last pass that it saw counts.
+    pub inflight: u32,
     /// Passes that the scheduler made, as far as the agent saw.
     pub passes: u64,
     /// When the scheduler's loop last showed that it turns: by a pass, or by resuming after one; nothing before the first
@@ -317,7 +354,9 @@ pub struct ServerState {
     pub gauge: ServerGauge,
 }
 
-recorded!(struct ServerState { hello, sync, queue_length, passes, paused, native, turned, ranks_differ, gauge });
+recorded!(struct ServerState {
+    hello, sync, queue_length, inflight, passes, paused, native, turned, ranks_differ, gauge,
+});
 recorded!(enum Sync { 0 Complete {}, 1 Needed(reason), 2 Asked { epoch, at, reason } });
 
 impl ServerState {
@@ -328,6 +367,7 @@ impl ServerState {
             hello: None,
             sync,
             queue_length: None,
+            inflight: 0,
             passes: 0,
             turned: None,
             ranks_differ: None,

@@ -11,6 +11,7 @@
 mod agent;
 mod chance;
 mod family;
+mod halt;
 mod life;
 mod pass;
 mod process;
@@ -44,7 +45,7 @@ pub struct Settings {
     pub seed: u64,
     /// How many requests, at least one.
     pub requests: usize,
-    /// Ranks of the server's tensor-parallel group, at least one.
+    /// Ranks of the server, of a tensor-parallel group or pipeline stages; at least one.
     pub ranks: usize,
 }
 
@@ -54,7 +55,11 @@ impl Settings {
         let mut chance = chance::Chance::of(seed ^ u64::MAX);
         let family = usize::try_from(chance.between(0, Family::ALL.len() as u64 - 1)).unwrap_or(0);
         let family = Family::ALL.get(family).copied().unwrap_or(Family::ClearedRoom);
-        let ranks = if chance.percent(75) { 1 } else { 2 };
+        let ranks = match chance.percent(75) {
+            _ if family.diverges() => chance.between(2, 3) as usize,
+            true => 1,
+            false => 2,
+        };
         Self { family, seed, requests: chance.between(1, 4) as usize, ranks }
     }
 }
@@ -80,6 +85,11 @@ pub fn simulate(settings: &Settings) -> Simulation {
 
 /// A recording of what a core was told, as an agent with these rules would have made it.
 pub fn recording(inputs: Vec<Input>, rules: RuleSet) -> Recording {
+    recording_from(inputs, 0, rules)
+}
+
+/// The same of a recorder that came after so many inputs: it begins with what was known by then.
+pub fn recording_from(inputs: Vec<Input>, first: usize, rules: RuleSet) -> Recording {
     let header = Header {
         agent: env!("CARGO_PKG_VERSION").to_owned(),
         kernel: "simulated".to_owned(),
@@ -94,15 +104,24 @@ pub fn recording(inputs: Vec<Input>, rules: RuleSet) -> Recording {
     };
     let mut core = Core::new(rules, agent::LIMITS);
     let mut recorder = Recorder::new(Span { time: Duration::MAX, bytes: usize::MAX / 2 });
-    recorder.turn(&core, Monotonic(0));
-    for input in inputs {
-        let mut effects = Effects::default();
-        if let Input::Tick { now, .. } = input {
-            core.apply(input, &mut effects);
-            recorder.record(&Input::Tick { now, pace: Pace::As(effects.stopped) });
+    let mut now = Monotonic(0);
+    for (place, input) in inputs.into_iter().enumerate() {
+        if place == first {
             recorder.turn(&core, now);
+        }
+        let is_recorded = place >= first;
+        let mut effects = Effects::default();
+        if let Input::Tick { now: at, .. } = input {
+            now = at;
+            core.apply(input, &mut effects);
+            if is_recorded {
+                recorder.record(&Input::Tick { now, pace: Pace::As(effects.stopped) });
+                recorder.turn(&core, now);
+            }
         } else {
-            recorder.record(&input);
+            if is_recorded {
+                recorder.record(&input);
+            }
             core.apply(input, &mut effects);
         }
     }

@@ -195,3 +195,23 @@ fn pages_overwritten_once_mooncake_has_returned_0_never_reach_the_decode_and_aft
         until_true("the late write", || overwritten(&mut server, &rid) > 0);
     });
 }
+
+#[test]
+fn pages_that_a_server_gives_back_under_a_batch_that_it_gave_up_are_told_and_those_of_a_batch_that_is_over_are_not() {
+    on_mooncake(&releases(), |release| {
+        let mut server = server(release, &[], HASTY);
+        let agent = agent::Setup::watching(&[server.pid()], &rules::shipped()).mode("observe").attach();
+        agent.wait_for_transfers(server.pid());
+        server.serve(3);
+        assert_eq!(agent.metric("dislodge_unsafe_releases_total", &[]), 0.0);
+
+        let rid = text(&server.command("stop")["rids"][0]);
+        until("Mooncake's time-out", || server.finished(&rid));
+        let told = agent.wait_until_alert(&rid, "the unsafe release", |it| it["cause"] == "UnsafeRelease");
+        assert_eq!((&told["confidence"], &told["rule"]), (&"high".into(), &"UnsafeRelease".into()), "{told}");
+        let evidence = told["evidence"].to_string();
+        assert!(evidence.contains("read in the server's memory after that"), "{told}");
+        assert_eq!(agent.metric("dislodge_unsafe_releases_total", &[]), 1.0);
+        server.command("cont");
+    });
+}

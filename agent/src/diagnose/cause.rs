@@ -215,13 +215,19 @@ pub fn cause(tracked: &Tracked<'_>, now: Monotonic) -> Cause {
     if by_other_end == Some(Cause::PeerGone) {
         return Cause::PeerGone;
     }
-    if request.phase == Some(Phase::Bootstrapping) {
+    if is_bootstrapping(tracked) {
         return by_other_end.unwrap_or(Cause::NeverBootstrapped);
     }
     if request.is_inflight() && request.sent_chunks == 0 && request.phase == Some(Phase::WaitingForInput) {
         return by_other_end.unwrap_or(Cause::Parked);
     }
     cause_by_transfers(tracked, now).or(by_other_end).unwrap_or(Cause::Unknown)
+}
+
+/// Whether no decode has registered. One that has shows in the room's status, before a pass has polled it.
+pub(super) fn is_bootstrapping(tracked: &Tracked<'_>) -> bool {
+    let has_registered = tracked.room.status.is_some_and(|status| status > Phase::Bootstrapping);
+    tracked.request.phase == Some(Phase::Bootstrapping) && !has_registered
 }
 
 fn cause_by_transfers(tracked: &Tracked<'_>, now: Monotonic) -> Option<Cause> {

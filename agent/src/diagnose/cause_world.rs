@@ -1,11 +1,13 @@
 //! A server whose events are made up, to diagnose its request: 1, in room 77. Times are in seconds.
 
+use std::time::Duration;
+
 use crate::{
     diagnose::{Cause, Diagnosis, Fact, diagnose},
     event::{
         Backend, Body, ChunkCounts, ChunkStep, Event, Phase, ProcessKey, Room,
         clock::Monotonic,
-        native::{Engine, ErrorPoint, Handle, NativeEvent, TransferStatus},
+        native::{Engine, ErrorPoint, Flush, Handle, NativeEvent, TransferStatus},
     },
     request::{
         RequestKey, ResyncReason,
@@ -123,10 +125,21 @@ impl World {
         self.see_on(tid, seconds, Body::Native(Box::new(event)))
     }
 
+    /// A transfer is posted, its flush is out.
     pub(super) fn posted(&mut self, tid: u32, seconds: f64, handle: u64) -> &mut Self {
-        let handle = nixl(handle);
+        let (list, request) = (handle << 8, (handle << 8) + 0x8000);
+        let (flush, took) = (Flush::UnderWay { request }, Duration::ZERO);
+        self.posted_unseen(tid, seconds, nixl(handle), list).native(
+            tid,
+            seconds,
+            NativeEvent::RangePosted { list, flush, descriptors: 1, took },
+        )
+    }
+
+    /// A transfer is posted whose end is not seen when it comes.
+    pub(super) fn posted_unseen(&mut self, tid: u32, seconds: f64, handle: Handle, list: u64) -> &mut Self {
         let made = NativeEvent::Made { handle, operation: None, parts: 1, size: None, notification: None };
-        let posting = NativeEvent::Posting { handle, operation: None, first_length: None, lists: [0; 2] };
+        let posting = NativeEvent::Posting { handle, operation: None, first_length: None, lists: [list, 0] };
         self.native(tid, seconds, made).native(tid, seconds, posting)
     }
 

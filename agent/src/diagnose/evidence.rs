@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::{
     Cause, GaugeFact,
-    cause::{MOVES_WITHIN, work_ahead},
+    cause::{MOVES_WITHIN, is_bootstrapping, work_ahead},
     codes::{ucs_status_name, wc_status_name},
     decode, gauge_evidence, other_end,
     quiescence::{SETTLES_WITHIN, is_watched},
@@ -20,7 +20,7 @@ use crate::{
         native::{Engine, failure_name},
     },
     request::{
-        DeviceError, Queue, Resurrected, Sync,
+        DeviceError, Queue, ReleaseProof, Resurrected, Sync,
         ends::{Conclusion, EndState, RoomEnd, Side},
         tracker::Tracked,
         transfer::Looked,
@@ -101,6 +101,8 @@ pub enum Fact {
     SourcesDisagree { hook_counts: u32, transfers: usize },
     TransfersNotAllSeen,
     PagesReleased { transfers: usize },
+    EndNotSeenByRelease { transfers: usize },
+    RanOn,
     NoPass { since_ms: u64 },
     RanksDiffer { room: Room },
     DroppedByRank { pid: u32 },
@@ -183,6 +185,12 @@ impl fmt::Display for Fact {
                 f,
                 "left the inflight queue as failed, its pages given to others, with {transfers} transfers of its room under way"
             ),
+            Self::EndNotSeenByRelease { transfers } => write!(
+                f,
+                "left the inflight queue as failed, its pages given to others, when the end of {transfers} transfers of its room \
+                 had not been seen: they may have been over"
+            ),
+            Self::RanOn => f.write_str("read in the server's memory after that: a transfer of it is not over"),
             Self::TransfersNotAllSeen => {
                 f.write_str("not every call into the transfer engine was seen since the request was made")
             }
@@ -289,7 +297,7 @@ pub(super) fn evidence(tracked: &Tracked<'_>, cause: Cause, now: Monotonic) -> V
     if request.side() == Side::Decode {
         decode::evidence(tracked, &mut seen);
     } else {
-        if request.phase == Some(Phase::Bootstrapping) {
+        if is_bootstrapping(tracked) {
             seen(request.created, Fact::NoDecodeRegistered);
         }
         if request.sent_chunks == 0 {
@@ -332,7 +340,19 @@ fn of_transfers(tracked: &Tracked<'_>, now: Monotonic, evidence: &mut Vec<Eviden
     if let Some(ended) = &request.ended
         && let Some(released) = &ended.unsafe_release
     {
-        seen(Source::Transfers, ended.at, Fact::PagesReleased { transfers: released.transfers });
+        let transfers = released.transfers;
+        seen(
+            Source::Transfers,
+            ended.at,
+            if released.is_proved() {
+                Fact::PagesReleased { transfers }
+            } else {
+                Fact::EndNotSeenByRelease { transfers }
+            },
+        );
+        if let ReleaseProof::RanOn { at } = released.proof {
+            seen(Source::Transfers, at, Fact::RanOn);
+        }
     }
     if let Some(known) = transfers.of_room(request.room) {
         if let Some((count, oldest)) = known.under_way() {

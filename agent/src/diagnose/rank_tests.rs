@@ -27,6 +27,16 @@ impl Ranks {
         Self::with_parents(stages, seen, &[9])
     }
 
+    /// The same with a request that is in the queue of each since 1, of a tensor-parallel group.
+    fn of_group(size: u32, seen: &[u32]) -> Self {
+        let mut ranks = Self::with_request(size, seen);
+        for number in seen {
+            let (tp, pp, tp_rank, pp_rank, cp) = (Some(size), Some(1), Some(*number), Some(0), Some(1));
+            ranks.see(*number, 1.0, Body::Hello(Box::new(Hello { tp, tp_rank, pp, pp_rank, cp, ..Hello::default() })));
+        }
+        ranks
+    }
+
     fn with_parents(stages: u32, seen: &[u32], parents: &[u32]) -> Self {
         let mut ranks = Self(Core::new(RuleSet::default(), Limits { requests: 100, transfers: 100 }));
         for (number, parent) in seen.iter().zip(parents.iter().cycle()) {
@@ -134,16 +144,35 @@ fn a_collective_hang_with_differing_queues_is_a_divergence_of_every_request_and_
     ranks.open(0, 2, Room::Number(78));
     ranks.open(1, 2, Room::Number(78));
     ranks.pass(9.9, &[0, 1]).leave(0, 10.0);
-    for seconds in [20.0, 40.0, 69.0] {
+    ranks.pass(11.0, &[0, 1]);
+    for seconds in [20.0, 40.0, 70.0] {
         assert_eq!(ranks.pass(seconds, &[]).cause(1, seconds), Cause::Unknown, "a stage may compile a kernel");
     }
-    ranks.pass(70.0, &[]);
-    assert_eq!(ranks.cause(1, 70.0), Cause::RankDivergence);
+    ranks.pass(71.0, &[]);
+    assert_eq!(ranks.cause(1, 71.0), Cause::RankDivergence);
     for number in [0, 1] {
-        let of_other = ranks.diagnosis(number, 2, 70.0);
+        let of_other = ranks.diagnosis(number, 2, 71.0);
         assert_eq!(of_other.cause, Cause::RankDivergence);
         super::cause_world::assert_says(&of_other, &[Fact::RanksDiffer { room: ROOM }]);
     }
+}
+
+#[test]
+fn a_stage_that_has_made_no_pass_since_another_one_dropped_a_request_may_be_compiling_and_drop_it_then() {
+    let mut ranks = Ranks::with_request(2, &[0, 1]);
+    ranks.pass(9.9, &[0, 1]).leave(0, 10.0);
+    for seconds in [70.0, 200.0, 309.0] {
+        assert_eq!(ranks.pass(seconds, &[]).cause(1, seconds), Cause::LoopStalled, "no pass: that is certain");
+    }
+    assert_eq!(ranks.pass(310.0, &[]).cause(1, 310.0), Cause::RankDivergence, "its watchdog would have ended it");
+}
+
+#[test]
+fn ranks_of_a_tensor_parallel_group_that_hang_after_one_dropped_a_request_diverge_once_that_is_a_stall() {
+    let mut ranks = Ranks::of_group(2, &[0, 1]);
+    ranks.pass(9.9, &[0, 1]).leave(0, 10.0);
+    assert_eq!(ranks.pass(69.0, &[]).cause(1, 69.0), Cause::Unknown);
+    assert_eq!(ranks.pass(70.0, &[]).cause(1, 70.0), Cause::RankDivergence);
 }
 
 #[test]

@@ -4,12 +4,13 @@ use super::{cause_world::*, *};
 use crate::{
     core::{Core, Effects, Input, Pace},
     event::{
-        Backend, Body, LeaveReason, Phase,
-        native::{Engine, TransferStatus},
+        Backend, Body, ChunkStep, LeaveReason, Phase,
+        native::{Engine, Handle, NativeEvent, TransferStatus},
     },
     request::{
         RequestKey, ResyncReason,
         tracker::{Limits, Tracked},
+        transfer::Observation,
     },
     rule::{alert::AlertState, load},
 };
@@ -158,6 +159,113 @@ fn a_room_that_is_used_again_says_of_both_requests_what_is_true_of_each() {
     assert_eq!(diagnose(&next, at(8.0)).cause, Cause::Unknown);
     world.see(9.0, Body::Open { room: OTHER, sender: 1, backend: Backend::Nixl });
     assert_eq!(world.tracker.judged(at(9.0)).filter(|it| it.key == REQUEST).count(), 1, "the serial is another's now");
+}
+
+/// A request in the queue whose Mooncake batch was submitted at 4.
+fn batch_in_flight() -> World {
+    let mut world = World::queued();
+    world.tracker.watch(PROCESS, Some(Engine::Mooncake), at(0.0));
+    world.chunk(WORKER, 2.0, ROOM, ChunkStep::Begun, (0, 1)).posted_unseen(WORKER, 4.0, BATCH, 0);
+    world
+}
+
+const BATCH: Handle = Handle { engine: Engine::Mooncake, number: 0x7000 };
+
+/// The batch, or a handle, is read in the server's memory.
+fn read(world: &mut World, seconds: f64, handle: Handle, status: TransferStatus) {
+    let seen = Observation { handle, generation: 1, status, moved: None };
+    world.tracker.observed(PROCESS, seen, at(seconds));
+}
+
+fn freed(world: &mut World, seconds: f64, status: TransferStatus) {
+    world.native(WORKER, seconds, NativeEvent::Releasing { handle: BATCH, status: Some(status) });
+}
+
+#[test]
+fn a_batch_that_is_freed_after_the_release_may_have_been_over_before_and_nobody_is_woken() {
+    let mut world = batch_in_flight();
+    read(&mut world, 5.9, BATCH, TransferStatus::InProgress);
+    world.leave(6.0, LeaveReason::Failed);
+    let released = world.released(6.0);
+    assert_eq!((released.cause, released.confidence), (Cause::UnsafeRelease, Confidence::Low));
+    assert_says(&released, &[Fact::EndNotSeenByRelease { transfers: 1 }]);
+    let due = world.tracker.transfers(PROCESS).unwrap().to_observe(at(0.0), 1);
+    assert_eq!(due, [(BATCH, 1)], "it is read at once, however young");
+    freed(&mut world, 6.001, TransferStatus::Done);
+    for seconds in [6.2, 65.9] {
+        read(&mut world, seconds, BATCH, TransferStatus::InProgress);
+        assert_eq!(world.released(seconds).confidence, Confidence::Low, "somebody else's memory by now");
+    }
+    assert_eq!(world.tracker.take_counted(PROCESS).unsafe_releases, 0);
+}
+
+#[test]
+fn a_batch_that_runs_on_after_the_release_proves_that_it_was_unsafe() {
+    let mut world = batch_in_flight();
+    world.leave(6.0, LeaveReason::Failed);
+    read(&mut world, 5.99, BATCH, TransferStatus::InProgress);
+    assert_eq!(world.released(6.1).confidence, Confidence::Low, "that was before");
+    read(&mut world, 6.2, BATCH, TransferStatus::InProgress);
+    read(&mut world, 6.4, BATCH, TransferStatus::InProgress);
+    let released = world.released(6.4);
+    assert_eq!((released.cause, released.confidence), (Cause::UnsafeRelease, Confidence::High));
+    assert_says(&released, &[Fact::PagesReleased { transfers: 1 }, Fact::RanOn]);
+    freed(&mut world, 7.0, TransferStatus::Done);
+    assert_eq!(world.released(66.1).confidence, Confidence::High, "what it did stays done");
+    assert!(world.judged(66.2).is_none(), "a minute after it was known");
+    assert_eq!(world.tracker.take_counted(PROCESS).unsafe_releases, 1);
+}
+
+#[test]
+fn what_the_server_gave_up_before_it_failed_the_request_is_under_way_all_the_same() {
+    // MC_TRANSFER_TIMEOUT: the batch is not freed, SGLang fails the request.
+    let mut timed_out = batch_in_flight();
+    freed(&mut timed_out, 5.5, TransferStatus::InProgress);
+    timed_out.leave(6.0, LeaveReason::Failed);
+    assert_eq!(timed_out.released(6.0).confidence, Confidence::Low);
+    read(&mut timed_out, 6.2, BATCH, TransferStatus::InProgress);
+    assert_eq!(timed_out.released(6.2).confidence, Confidence::High);
+
+    let mut over_by_then = batch_in_flight();
+    freed(&mut over_by_then, 5.5, TransferStatus::InProgress);
+    read(&mut over_by_then, 5.8, BATCH, TransferStatus::Done);
+    over_by_then.leave(6.0, LeaveReason::Failed);
+    assert!(over_by_then.judged(6.0).is_none());
+
+    let given_up = NativeEvent::Releasing { handle: nixl(1), status: Some(TransferStatus::InProgress) };
+    let mut on_nixl = World::in_flight();
+    on_nixl.native(WORKER, 5.5, given_up.clone()).leave(6.0, LeaveReason::Failed);
+    assert_eq!(on_nixl.released(6.0).confidence, Confidence::High, "its flush is out");
+
+    let mut flushed = World::in_flight();
+    flushed.native(WORKER, 5.5, given_up).native(WORKER, 5.8, NativeEvent::Flushed { completion: 0x8080, status: 0 });
+    flushed.leave(6.0, LeaveReason::Failed);
+    assert!(flushed.judged(6.0).is_none());
+}
+
+#[test]
+fn a_nixl_transfer_whose_flushes_are_not_seen_proves_nothing_by_a_status_that_nobody_asked_for() {
+    let mut world = World::queued();
+    world.chunk(WORKER, 2.0, ROOM, ChunkStep::Begun, (0, 1)).posted_unseen(WORKER, 4.0, nixl(1), 0);
+    world.leave(6.0, LeaveReason::Failed);
+    read(&mut world, 6.2, nixl(1), TransferStatus::InProgress);
+    let released = world.released(6.2);
+    assert_eq!((released.cause, released.confidence), (Cause::UnsafeRelease, Confidence::Low));
+}
+
+#[test]
+fn a_reading_proves_nothing_of_a_request_whose_batch_may_be_another_ones() {
+    let mut world = batch_in_flight();
+    world.see(3.0, Body::Open { room: ROOM, sender: 2, backend: Backend::Mooncake });
+    world.see(5.0, Body::Send { room: ROOM, sender: 2, pages: 8, last: true });
+    for sender in [1, 2] {
+        world.see(6.0, Body::Phase { room: ROOM, sender, old: None, new: Some(Phase::Failed) });
+        world.see(6.0, Body::Enter { room: ROOM, sender, rid: None, queue_length: 2 });
+        world.see(6.0, Body::Leave { room: ROOM, sender, reason: LeaveReason::Failed });
+    }
+    read(&mut world, 6.2, BATCH, TransferStatus::InProgress);
+    let judged = world.tracker.judged(at(6.2)).map(|it| (it.key.serial, diagnose(&it, at(6.2)).confidence));
+    assert_eq!(judged.collect::<Vec<_>>(), [(2, Confidence::Low)]);
 }
 
 /// A core that has been told what a request's server did until it left the queue at 6, its transfers seen from 0 on, and until

@@ -67,6 +67,39 @@ fn no_stall_is_said_of_a_server_with_an_empty_queue() {
 }
 
 #[test]
+fn whose_queue_it_is_counts_as_of_now_and_not_of_the_last_pass_that_was_marked() {
+    // At most ten passes a second are marked.
+    let mut entered = World::new();
+    entered.see(2.0, Body::Pass { queue_length: 0, passes: 1 });
+    entered.queue();
+    entered.see(2.0, Body::Open { room: OTHER, sender: 2, backend: Backend::Nixl });
+    let of_other = entered.tracker.get(RequestKey { process: PROCESS, serial: 2 }).unwrap();
+    assert_eq!(
+        diagnose(&of_other, at(70.0)).cause,
+        Cause::LoopStalled,
+        "it waits for a pass as the one in the queue does"
+    );
+
+    let mut left = World::queued();
+    left.pass(2.0).see(2.0, Body::Open { room: OTHER, sender: 2, backend: Backend::Nixl });
+    left.see(2.05, Body::Leave { room: ROOM, sender: 1, reason: LeaveReason::Success });
+    let of_other = left.tracker.get(RequestKey { process: PROCESS, serial: 2 }).unwrap();
+    assert_eq!(diagnose(&of_other, at(70.0)).cause, Cause::Unknown, "nobody is in the queue");
+}
+
+#[test]
+fn a_decode_that_has_registered_is_seen_before_a_pass_has_polled_it() {
+    let mut world = World::new();
+    world.see(1.0, Body::Open { room: ROOM, sender: 1, backend: Backend::Nixl });
+    world.see(1.0, Body::Phase { room: ROOM, sender: 1, old: None, new: Some(Phase::Bootstrapping) });
+    update(&mut world, 1.0, Phase::Bootstrapping, Phase::Bootstrapping);
+    assert_eq!(world.cause(2.0), Cause::NeverBootstrapped);
+    update(&mut world, 3.0, Phase::Bootstrapping, Phase::WaitingForInput);
+    assert_eq!(world.cause(3.0), Cause::Unknown);
+    assert!(!says(&world.diagnosis(3.0), &Fact::NoDecodeRegistered));
+}
+
+#[test]
 fn a_stall_is_told_with_low_confidence_where_passes_may_be_among_what_was_lost() {
     let mut world = World::queued();
     world.pass(5.0).tracker.needs_resync(PROCESS.pid, ResyncReason::EventsLost);

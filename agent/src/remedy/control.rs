@@ -196,7 +196,11 @@ impl Channel {
             if length == 0 {
                 break;
             }
-            match buffer.get(..length).filter(|_| length <= MAX_MESSAGE).and_then(|bytes| self.understand(bytes)) {
+            match buffer
+                .get(..length)
+                .filter(|_| length <= MAX_MESSAGE)
+                .and_then(|bytes| Reply::read(bytes, self.epoch))
+            {
                 Some(reply) if self.deadlines.remove(&reply.id).is_some() => answers.push((reply.id, reply.answer())),
                 Some(_) => self.discarded.unasked += 1,
                 None => self.discarded.malformed += 1,
@@ -210,15 +214,17 @@ impl Channel {
         }
         answers
     }
-
-    fn understand(&self, bytes: &[u8]) -> Option<Reply> {
-        let reply: Reply = serde_json::from_slice(bytes).ok()?;
-        (reply.protocol == PROTOCOL && reply.epoch == self.epoch).then_some(reply)
-    }
 }
 
 impl Reply {
-    fn answer(self) -> Answer {
+    /// A message of a hook; nothing when it is none of this protocol, or no answer to the agent of this epoch.
+    pub fn read(bytes: &[u8], epoch: u64) -> Option<Self> {
+        let reply: Self = serde_json::from_slice(bytes).ok()?;
+        (reply.protocol == PROTOCOL && reply.epoch == epoch).then_some(reply)
+    }
+
+    /// What it says, bounded.
+    pub fn answer(self) -> Answer {
         if self.ok {
             return Answer::Done { flag: self.flag, entries: self.entries };
         }

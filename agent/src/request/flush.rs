@@ -134,6 +134,11 @@ impl Flushes {
         self.end(generation)
     }
 
+    /// Whether a flush of a transfer is out: its end is seen when it comes.
+    pub(super) fn is_under_way(&self, generation: u64) -> bool {
+        self.transfers.get(&generation).is_some_and(|progress| progress.under_way > 0)
+    }
+
     /// A transfer is posted anew, or not kept any more: what its flushes say does not matter.
     pub(super) fn forget(&mut self, generation: u64) {
         if let Some(progress) = self.transfers.remove(&generation) {

@@ -56,7 +56,6 @@ pub(super) struct Process {
     rooms: HashMap<Room, Box<RoomState>>,
     dead: DeadRooms,
     transfers: Transfers,
-    inflight: u32,
     queued: QueueLengths,
     newest_serial: u64,
     passes_in_doubt: u32,
@@ -64,7 +63,7 @@ pub(super) struct Process {
 }
 
 recorded!(struct Process {
-    key, clock_offset, state, requests, rooms, dead, transfers, inflight, newest_serial, passes_in_doubt, resync,
+    key, clock_offset, state, requests, rooms, dead, transfers, newest_serial, passes_in_doubt, resync,
     released, left, concluded, queued,
 });
 
@@ -90,7 +89,6 @@ impl Process {
             rooms: HashMap::new(),
             dead: DeadRooms::default(),
             transfers: Transfers::new(max_transfers),
-            inflight: 0,
             queued: QueueLengths::default(),
             newest_serial: 0,
             passes_in_doubt: 0,
@@ -322,7 +320,7 @@ impl Process {
             state.senders.push(serial);
         }
         if request.is_inflight() {
-            self.inflight = self.inflight.saturating_add(1);
+            self.state.inflight = self.state.inflight.saturating_add(1);
         }
         self.queued.count(request.receiving);
         self.dead.forget(room);
@@ -336,7 +334,7 @@ impl Process {
     fn take_out(&mut self, serial: u64) -> Option<Box<Request>> {
         let request = self.requests.remove(&serial)?;
         if request.is_inflight() {
-            self.inflight = self.inflight.saturating_sub(1);
+            self.state.inflight = self.state.inflight.saturating_sub(1);
         }
         self.queued.discount(request.receiving);
         if let Some(room) = self.rooms.get_mut(&request.room) {
@@ -350,8 +348,10 @@ impl Process {
         let unsafe_release = left.and_then(|left| self.unsafe_release(serial, left));
         let Some(mut request) = self.take_out(serial) else { return };
         request.ended = Some(Box::new(Ended { at: applying.at, left, unsafe_release: unsafe_release.map(Box::new) }));
-        if unsafe_release.is_some() {
-            self.transfers.count_unsafe_release();
+        if let Some(release) = unsafe_release {
+            if release.is_proved() {
+                self.transfers.count_unsafe_release();
+            }
             self.released.keep(request.as_ref().clone());
         }
         self.concluded.keep(request.room, conclusion(&request, left), applying.at);

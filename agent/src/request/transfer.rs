@@ -126,6 +126,8 @@ pub struct Looked {
 pub struct SubjectTransfers {
     /// Those that are under way: when posted, generation.
     under_way: BTreeSet<(Monotonic, u64)>,
+    /// Those that were given up and whose end may still be seen: when posted, generation.
+    pub(super) given_up: Vec<(Monotonic, u64)>,
     /// How many were posted.
     pub posted: u64,
     /// How many of those are done.
@@ -157,7 +159,7 @@ recorded!(enum TransferEnd {
 });
 recorded!(struct Looked { at, polls });
 recorded!(struct SubjectTransfers {
-    under_way, posted, done, failed, unproved, bytes, last_posted, last_ended, last_progress, looked, failure,
+    under_way, given_up, posted, done, failed, unproved, bytes, last_posted, last_ended, last_progress, looked, failure,
 });
 
 impl SubjectTransfers {
@@ -186,8 +188,9 @@ impl SubjectTransfers {
         }
     }
 
-    /// What was given up is over after all.
-    pub(super) fn proved_over(&mut self, engine: Engine, end: TransferEnd, at: Monotonic) {
+    /// What was given up, of this time and generation, is over after all.
+    pub(super) fn proved_over(&mut self, which: (Monotonic, u64), engine: Engine, end: TransferEnd, at: Monotonic) {
+        self.given_up.retain(|other| *other != which);
         self.unproved = self.unproved.saturating_sub(1);
         self.last_ended = Some(at);
         match end {
@@ -208,6 +211,12 @@ impl SubjectTransfers {
     pub fn under_way_since(&self, since: Monotonic) -> Option<(usize, Monotonic)> {
         let mut later = self.under_way.range((since, 0)..);
         later.next().map(|(oldest, _)| (later.count() + 1, *oldest))
+    }
+
+    /// Those that were posted at `since` or later and whose end was not seen, though it may still be: when posted, generation.
+    pub(super) fn not_over_since(&self, since: Monotonic) -> impl Iterator<Item = (Monotonic, u64)> {
+        let given_up = self.given_up.iter().filter(move |(posted, _)| *posted >= since);
+        self.under_way.range((since, 0)..).chain(given_up).copied()
     }
 
     /// When one of them was posted, moved or ended last.

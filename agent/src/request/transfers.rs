@@ -2,6 +2,7 @@
 //! and how the others ended. Pure; bounded.
 
 mod lifecycle;
+mod released;
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -22,6 +23,7 @@ use crate::{
     record::codec::recorded,
 };
 use lifecycle::Made;
+pub(super) use released::NotOver;
 
 /// What was counted of a process's transfers.
 #[derive(Clone, Debug, Default)]
@@ -45,7 +47,8 @@ pub struct Counted {
     pub endpoint_errors: HashMap<i8, u64>,
     /// Work completions with an error, by `ibv_wc_status`.
     pub completion_errors: HashMap<u32, u64>,
-    /// Requests that left the inflight queue, and with it their pages, while a transfer of theirs was under way.
+    /// Requests that left the inflight queue, and with it their pages, while a transfer of theirs was under way: those of which
+    /// that is proved.
     pub unsafe_releases: u64,
 }
 
@@ -71,6 +74,8 @@ pub struct Transfers {
     idle: VecDeque<(Handle, u64)>,
     /// Transfers that were given up and may go on, by generation: they have no handle any more.
     abandoned: HashMap<u64, Box<Transfer>>,
+    /// Those whose reading may prove that a request gave its pages back too early: its serial, by generation.
+    awaited: HashMap<u64, u64>,
     flushes: Flushes,
     /// Handles of those transfers whose flushes are followed, by generation.
     flushed_handles: HashMap<u64, Handle>,
@@ -85,7 +90,7 @@ pub struct Transfers {
 }
 
 recorded!(struct Transfers {
-    live, idle, abandoned, flushes, flushed_handles, posting, subjects, not_joined, workers, generation, limit,
+    live, idle, abandoned, awaited, flushes, flushed_handles, posting, subjects, not_joined, workers, generation, limit,
 } else { counted: Counted::default(), refused: HashSet::new() });
 recorded!(struct Work { room, since, queue });
 
@@ -98,6 +103,7 @@ impl Transfers {
             refused: HashSet::new(),
             idle: VecDeque::new(),
             abandoned: HashMap::new(),
+            awaited: HashMap::new(),
             flushes: Flushes::default(),
             flushed_handles: HashMap::new(),
             posting: HashMap::new(),
@@ -283,15 +289,15 @@ impl Transfers {
         }
     }
 
-    /// The transfers of which the server's memory should be read: those that have been under way for some time, and
-    /// batches that were given up, which Mooncake does not free. The oldest first, at
-    /// most `most`.
+    /// The transfers of which the server's memory should be read: those that have been under way for some time or whose
+    /// request has left, and batches that were given up, which Mooncake does not free. The oldest first, at most `most`, those
+    /// that somebody waits for before all others.
     pub fn to_observe(&self, posted_before: Monotonic, most: usize) -> Vec<(Handle, u64)> {
-        let in_flight =
-            self.live.values().filter(|it| it.state == TransferState::InFlight && it.since <= posted_before);
+        let is_due = |it: &Transfer| it.since <= posted_before || self.awaited.contains_key(&it.generation);
+        let in_flight = self.live.values().filter(|it| it.state == TransferState::InFlight && is_due(it));
         let given_up = self.abandoned.values().filter(|it| it.handle.engine == Engine::Mooncake);
         let mut due: Vec<(Handle, u64)> = in_flight.chain(given_up).map(|it| (it.handle, it.generation)).collect();
-        due.sort_unstable_by_key(|(_, generation)| *generation);
+        due.sort_unstable_by_key(|(_, generation)| (!self.awaited.contains_key(generation), *generation));
         due.truncate(most);
         due
     }
@@ -302,21 +308,25 @@ impl Transfers {
     }
 
     /// Takes over what was read of a transfer in the server's memory, unless it has ended, or the handle is another one's, by
-    /// now.
-    pub fn observed(&mut self, seen: Observation, at: Monotonic, has_senders: impl Fn(Room) -> bool) {
+    /// now. Returns the serial of the request that has left, where that shows that its transfer ran on: a batch counts by itself,
+    /// while a NIXL handle has the status that a poll left there.
+    pub fn observed(&mut self, seen: Observation, at: Monotonic, has_senders: impl Fn(Room) -> bool) -> Option<u64> {
         let is_it = |it: &&mut Box<Transfer>| it.generation == seen.generation && it.state == TransferState::InFlight;
         let live = self.live.get_mut(&seen.handle).filter(is_it);
         // Mooncake keeps a batch that was given up; NIXL's handle may have been another transfer's when it was read.
         let given_up = self.abandoned.get_mut(&seen.generation).filter(|it| it.handle.engine == Engine::Mooncake);
-        let Some(transfer) = live.or(given_up) else { return };
+        let transfer = live.or(given_up)?;
         if let Some(moved) = seen.moved.filter(|moved| *moved > transfer.moved) {
             transfer.moved = moved;
             let subject = transfer.joined.subject();
             subject_mut(&mut self.subjects, &mut self.not_joined, subject).last_progress = Some(at);
         }
-        if let Some(end) = end_of_status(seen.handle.engine, seen.status) {
-            self.proved(seen.generation, seen.handle, end, at, has_senders);
+        match end_of_status(seen.handle.engine, seen.status) {
+            Some(end) => self.proved(seen.generation, seen.handle, end, at, has_senders),
+            None if seen.handle.engine == Engine::Mooncake => return self.awaited.get(&seen.generation).copied(),
+            None => {}
         }
+        None
     }
 
     fn is_in_flight(&self, handle: Handle) -> bool {
@@ -345,7 +355,8 @@ impl Transfers {
         if let Some(transfer) = self.abandoned.remove(&generation) {
             self.stop_following(generation);
             let subject = transfer.joined.subject();
-            subject_mut(&mut self.subjects, &mut self.not_joined, subject.clone()).proved_over(handle.engine, end, at);
+            let known = subject_mut(&mut self.subjects, &mut self.not_joined, subject.clone());
+            known.proved_over((transfer.since, generation), handle.engine, end, at);
             self.forget_if_over(subject, has_senders);
         } else if self.live.get(&handle).is_some_and(|transfer| transfer.generation == generation) {
             self.end(handle, end, at, has_senders);
@@ -353,6 +364,7 @@ impl Transfers {
     }
 
     fn stop_following(&mut self, generation: u64) {
+        self.awaited.remove(&generation);
         self.flushes.forget(generation);
         self.flushed_handles.remove(&generation);
     }

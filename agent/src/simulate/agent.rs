@@ -63,6 +63,11 @@ impl Agent {
         self.inputs.push(Input::Event(event));
     }
 
+    /// Whether it has seen a process make a pass.
+    pub(super) fn saw_pass(&self, process: ProcessKey) -> bool {
+        self.tracker.server(process).is_some_and(|server| server.turned.is_some())
+    }
+
     /// Takes account of what was lost.
     pub(super) fn account(&mut self, process: ProcessKey, now: Monotonic) {
         if self.lost.remove(&process.pid).is_none() {

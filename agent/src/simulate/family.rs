@@ -28,6 +28,8 @@ pub enum Family {
     Backpressure,
     AgentBlind,
     SamePid,
+    Paused,
+    LongPass,
 }
 
 /// How far a family can be simulated and judged.
@@ -41,7 +43,7 @@ pub enum Support {
 
 impl Family {
     /// Every family.
-    pub const ALL: [Self; 22] = [
+    pub const ALL: [Self; 24] = [
         Self::ClearedRoom,
         Self::AbortIgnored,
         Self::ParkedPrefill,
@@ -64,20 +66,21 @@ impl Family {
         Self::Backpressure,
         Self::AgentBlind,
         Self::SamePid,
+        Self::Paused,
+        Self::LongPass,
     ];
 
     /// Whether today's diagnosis can be held against it.
     pub fn support(self) -> Support {
         match self {
             Self::FailureNotTold => Support::NotYet("what the decode side knows is not seen from here"),
-            Self::LoopStalled => {
-                Support::NotYet("where its queue was empty at the last pass, truth and diagnosis part")
-            }
-            Self::PipelineDivergence | Self::TensorDivergence => Support::NotYet(
-                "the simulated ranks part once, and go on in step: the diagnosis asks for a queue that stays apart",
-            ),
             _ => Support::Simulated,
         }
+    }
+
+    /// Whether the ranks of its servers drop different requests.
+    pub fn diverges(self) -> bool {
+        matches!(self, Self::PipelineDivergence | Self::TensorDivergence)
     }
 
     /// Its name on the command line.
@@ -105,6 +108,8 @@ impl Family {
             Self::Backpressure => "backpressure",
             Self::AgentBlind => "agent-blind",
             Self::SamePid => "same-pid",
+            Self::Paused => "paused",
+            Self::LongPass => "long-pass",
         }
     }
 
@@ -129,7 +134,7 @@ impl Family {
             Self::Resurrection => "failed, then promoted again by a worker",
             Self::PipelineDivergence => "pipeline stages drop different requests, a collective hangs",
             Self::TensorDivergence => "one rank drops a request that the others keep, a collective hangs",
-            Self::TransientDisagreement => "ranks see the same thing up to 0.9 s apart",
+            Self::TransientDisagreement => "ranks see and drop the same requests, up to 0.9 s apart",
             Self::LoopStalled => "the scheduler polls nobody any more",
             Self::PeerDied => "the peer's connection is reset, poll() does not say so",
             Self::Blackholed => "a transfer runs out of retries, poll() does not say so",
@@ -140,6 +145,8 @@ impl Family {
             Self::Backpressure => "everything is slow, and moves",
             Self::AgentBlind => "healthy, while the agent loses events or comes late",
             Self::SamePid => "the server is replaced by one of the same pid",
+            Self::Paused => "generation is paused for up to two minutes, then goes on",
+            Self::LongPass => "one pass takes up to five minutes, as where a kernel is compiled, then all goes on",
         }
     }
 }

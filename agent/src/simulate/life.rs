@@ -8,10 +8,8 @@ use super::{
     truth::{Fate, Truth},
     world::{Act, World},
 };
-use crate::event::{Backend, Body, ChunkStep, LeaveReason, Phase, Room, clock::Monotonic};
+use crate::event::{Backend, Body, ChunkStep, Phase, Room, clock::Monotonic};
 
-/// Without a pass for so long a scheduler counts as stuck.
-const PASSES_WITHIN: Duration = Duration::from_secs(60);
 /// A warm-up that is in the queue for longer is pinned.
 const WARM_UP_ENDS_WITHIN: Duration = Duration::from_secs(10);
 
@@ -54,6 +52,8 @@ impl World {
             dropped: None,
             shared_with: other,
             cleared_by: None,
+            is_pinned: plan.pinned,
+            agreed: None,
             truth: Truth {
                 request: it.key(serial),
                 room,
@@ -126,7 +126,7 @@ impl World {
             self.count(rank, tid, room, ChunkStep::Queued, false);
             self.is_blocked(rank, worker, place);
             self.later(Duration::from_micros(200), Act::Take { rank, worker });
-        } else if let Some(truth) = self.truth(rank, place).filter(|_| is_last) {
+        } else if let Some(truth) = self.truth(rank, place).filter(|_| is_last && plan.pinned) {
             truth.stuck("WarmupPinned", now, now.plus(WARM_UP_ENDS_WITHIN));
         }
         if !is_last {
@@ -165,6 +165,9 @@ impl World {
         let Some(it) = self.ranks.get_mut(rank) else { return };
         for place in it.live_on(room) {
             let Some(sender) = it.senders.get_mut(place) else { continue };
+            if after > Some(Phase::Bootstrapping) {
+                sender.truth.is_over("NeverBootstrapped", now);
+            }
             if before == Some(Phase::Failed) && after > before {
                 sender.truth.holds("Resurrected", now);
             }
@@ -179,30 +182,6 @@ impl World {
                     // Whoever removed the status: two requests had the room, and it is gone.
                     sender.truth.stuck("RoomCollision", now, now);
                 }
-            }
-        }
-    }
-
-    /// The scheduler polls nobody any more; before that its ranks may have dropped different requests.
-    pub(super) fn stop(&mut self) {
-        let now = self.now;
-        if self.schedule.diverges
-            && let Some(last) = self.ranks.len().checked_sub(1)
-            && let Some(place) = self.ranks.get(last).and_then(|rank| rank.queue.first()).copied()
-        {
-            self.release(last, place, LeaveReason::Removed);
-        }
-        self.is_stopped = true;
-        let cause = if self.schedule.diverges { "RankDivergence" } else { "LoopStalled" };
-        for rank in &mut self.ranks {
-            // Nobody waits for a pass over an empty queue; who came to it after the last pass is not known to be in it.
-            let has_entered = |place: &usize| rank.senders.get(*place).is_some_and(|it| it.truth.entered.is_some());
-            if !rank.queue.iter().any(has_entered) {
-                rank.senders.iter_mut().for_each(|sender| sender.truth.holds(cause, now));
-                continue;
-            }
-            for sender in rank.senders.iter_mut().filter(|sender| sender.is_live()) {
-                sender.truth.stuck(cause, now, now.plus(PASSES_WITHIN));
             }
         }
     }

@@ -1,10 +1,15 @@
 //! A pass of the schedulers, in step on every rank: who entered is marked, senders are polled, who is over is released.
 
-use super::world::{Act, World};
-use crate::event::{Body, LeaveReason, Phase, Room};
+use super::{
+    truth::NEVER,
+    world::{Act, World},
+};
+use crate::event::{Body, LeaveReason, Phase, Room, native::Engine};
 
 /// Passes that a scheduler makes between two that are simulated.
 const UNSEEN: u32 = 8;
+/// After so many a pass is marked, where passes are short.
+pub(super) const MARKED_AFTER: u32 = UNSEEN * 2;
 /// `pass` marks are at most ten a second.
 const MARKED_EVERY: u32 = 10;
 
@@ -48,7 +53,8 @@ impl World {
 
     /// The group agrees on the least of its polls.
     fn release_all(&mut self) {
-        for plan in 0..self.schedule.plans.len() {
+        let (now, diverged) = (self.now, self.diverged);
+        for plan in (0..self.schedule.plans.len()).filter(|plan| diverged != Some(*plan)) {
             let mut group = Vec::new();
             for (rank, it) in self.ranks.iter().enumerate() {
                 let its = it.senders.iter().enumerate();
@@ -58,26 +64,37 @@ impl World {
                 );
             }
             let least = group.iter().map(|(_, _, polled, _)| polled.unwrap_or(Phase::Bootstrapping)).min();
-            let Some(least) = least.filter(|least| least.is_terminal()) else { continue };
             for (rank, place, polled, is_queued) in group {
-                if is_queued && least == Phase::Success {
-                    self.clear(rank, place);
+                let lag = self.schedule.lag * rank as u32;
+                let Some(sender) = self.ranks.get_mut(rank).and_then(|rank| rank.senders.get_mut(place)) else {
+                    continue;
+                };
+                if let Some(least) = least.filter(|least| least.is_terminal()) {
+                    sender.agreed.get_or_insert((now, least));
                 }
-                let failed = polled == Some(Phase::Failed);
-                if least == Phase::Failed {
-                    self.fail_sender(rank, place);
-                }
-                if is_queued {
-                    let own = if failed { LeaveReason::Failed } else { LeaveReason::Success };
-                    let is_terminal = polled.is_some_and(Phase::is_terminal);
-                    self.release(rank, place, if is_terminal { own } else { LeaveReason::Removed });
-                    let after = self.chance.millis(1, 60);
-                    self.later(after, Act::Close { rank, sender: place });
-                } else {
-                    self.is_over(rank, place);
+                if let Some((_, least)) = sender.agreed.filter(|(at, _)| now >= at.plus(lag)) {
+                    self.drop_request(rank, place, least, polled, is_queued);
                 }
             }
         }
+    }
+
+    /// A rank drops what all have agreed on.
+    fn drop_request(&mut self, rank: usize, place: usize, least: Phase, polled: Option<Phase>, is_queued: bool) {
+        if is_queued && least == Phase::Success {
+            self.clear(rank, place);
+        }
+        if least == Phase::Failed {
+            self.fail_sender(rank, place);
+        }
+        if !is_queued {
+            return self.is_over(rank, place);
+        }
+        let own = if polled == Some(Phase::Failed) { LeaveReason::Failed } else { LeaveReason::Success };
+        let is_terminal = polled.is_some_and(Phase::is_terminal);
+        self.release(rank, place, if is_terminal { own } else { LeaveReason::Removed });
+        let after = self.chance.millis(1, 60);
+        self.later(after, Act::Close { rank, sender: place });
     }
 
     fn clear(&mut self, rank: usize, place: usize) {
@@ -97,7 +114,7 @@ impl World {
         self.mark(rank, tid, Body::Clear { room: Room::Number(room), sender: serial, removed });
     }
 
-    fn fail_sender(&mut self, rank: usize, place: usize) {
+    pub(super) fn fail_sender(&mut self, rank: usize, place: usize) {
         let tid = self.scheduler(rank);
         let Some(sender) = self.ranks.get(rank).and_then(|rank| rank.senders.get(place)) else { return };
         let (room, sender) = (Room::Number(sender.truth.room), sender.truth.request.serial);
@@ -109,12 +126,13 @@ impl World {
         let (now, tid) = (self.now, self.scheduler(rank));
         let Some(it) = self.ranks.get_mut(rank) else { return };
         it.queue.retain(|other| *other != place);
-        let jobs = it.workers.iter().filter_map(|worker| worker.job.as_ref());
-        let is_writing = jobs.filter(|job| job.chunk.sender == place).any(|job| job.parts.iter().any(|it| !it.is_over));
+        let is_writing = it.is_writing(place);
         let Some(sender) = it.senders.get_mut(place) else { return };
         let (room, serial) = (Room::Number(sender.truth.room), sender.truth.request.serial);
         if is_writing && reason != LeaveReason::Success {
-            sender.truth.stuck("UnsafeRelease", now, now);
+            // Of a batch it shows once it is read, and is not over then.
+            let shows = if self.schedule.engine == Engine::Nixl { now } else { NEVER };
+            sender.truth.stuck("UnsafeRelease", now, shows);
         }
         self.is_over(rank, place);
         self.mark(rank, tid, Body::Leave { room, sender: serial, reason });
@@ -141,7 +159,7 @@ impl World {
         let pass = self.schedule.pass.as_millis();
         let Some(it) = self.ranks.get_mut(rank) else { return };
         it.passes += UNSEEN;
-        if pass < 100 && it.passes < UNSEEN * 2 {
+        if pass < 100 && it.passes < MARKED_AFTER {
             return;
         }
         let passes = std::mem::take(&mut it.passes).min(UNSEEN * MARKED_EVERY);
@@ -151,10 +169,10 @@ impl World {
 
     /// The hook tells everything that lives, when it was asked.
     fn answer(&mut self, rank: usize) {
-        let (ranks, backend, timeout) = (self.ranks.len(), self.backend(), self.schedule.bootstrap_timeout);
+        let (ranks, backend) = (self.ranks.len(), self.backend());
         let Some(it) = self.ranks.get_mut(rank) else { return };
         let (tid, Some(epoch)) = (it.process.pid, it.asked.take()) else { return };
-        let hello = it.hello(epoch, ranks, backend, timeout.as_secs_f64());
+        let hello = it.hello(epoch, ranks, &self.schedule, backend);
         let entries = it.entries(epoch);
         let count = entries.len() as u64;
         let answer = [hello, Body::StateBegin { epoch }].into_iter().chain(entries);

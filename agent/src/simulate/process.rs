@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::{
     agent::TICK,
     server::Rank,
-    truth::{Fate, Shown, Stuck, standing},
+    truth::{Fate, NEVER, Shown, Stuck, standing},
     world::{Act, BEGINS, World},
 };
 use crate::{
@@ -20,6 +20,8 @@ use crate::{
     verdict::ServerIdentity,
 };
 
+/// What has started the ranks of the server.
+const PARENT: ProcessKey = ProcessKey { pid: 3_900, start: 1 };
 /// A transfer's memory is read when it is older (`pipeline::engines`).
 const OBSERVED_AFTER: Duration = Duration::from_millis(500);
 
@@ -34,7 +36,7 @@ impl World {
             title: format!("sglang::scheduler_TP{rank}"),
             node: "simulated".to_owned(),
             container: None,
-            parent: None,
+            parent: Some(PARENT),
         });
         let agent = &mut self.agent;
         agent.tracker.attach(process, 0);
@@ -67,14 +69,21 @@ impl World {
         let at = self.now;
         let before = Monotonic(at.0.saturating_sub(OBSERVED_AFTER.as_nanos() as u64));
         let due = self.agent.tracker.transfers(process).map(|it| it.to_observe(before, 16)).unwrap_or_default();
-        let Some(it) = self.ranks.get(rank) else { return };
+        let Some(it) = self.ranks.get_mut(rank) else { return };
         let jobs = it.workers.iter().filter_map(|worker| worker.job.as_ref());
-        let parts: Vec<_> = jobs.flat_map(|job| job.parts.iter().copied()).collect();
+        let parts = jobs.flat_map(|job| job.parts.iter().map(|part| (job.chunk.sender, *part)));
+        let parts: Vec<_> = parts.chain(it.left.iter().map(|left| (left.sender, left.part))).collect();
         for (handle, generation) in due {
-            let Some(part) = parts.iter().find(|part| part.handle == handle) else { continue };
+            let Some((sender, part)) = parts.iter().find(|(_, part)| part.handle == handle) else { continue };
             // A NIXL handle's status is what a poll left there; a batch counts by itself.
             let is_done = part.is_over && handle.engine == Engine::Mooncake;
             let status = if is_done { TransferStatus::Done } else { TransferStatus::InProgress };
+            if !is_done
+                && let Some(sender) = it.senders.get_mut(*sender)
+                && let Fate::Stuck(Stuck { cause: "UnsafeRelease", shows: shows @ NEVER, .. }) = &mut sender.truth.fate
+            {
+                *shows = at;
+            }
             let seen = Observation { handle, generation, status, moved: None };
             self.agent.tracker.observed(process, seen, at);
             self.agent.inputs.push(Input::Observed { process, seen, at });
@@ -114,21 +123,26 @@ impl World {
         }
         let stuck: Vec<String> =
             self.over.iter().filter(|truth| truth.why_stuck().is_some()).map(|truth| truth.rid.clone()).collect();
+        let first_arrived = self.schedule.plans.first().map_or(BEGINS, |plan| BEGINS.plus(plan.arrives));
         let (gaps, blind) = (&self.agent.gaps, &self.agent.blind_until);
         for truth in &mut self.over {
             let process = truth.request.process;
             let until = truth.ended.unwrap_or(now);
-            // What shows it may be older than the request: the chunk of another one that a worker holds.
+            // What is said of ranks needs all of them.
+            let of_ranks = truth.why_stuck().is_some_and(|stuck| stuck.cause == "RankDivergence");
+            // What shows it may be older than the request: the chunk of another one that a worker holds, or the request that
+            // one rank has dropped.
             let since = truth.why_stuck().map_or(truth.created, |stuck| stuck.since.min(truth.created));
+            let since = if of_ranks { since.min(first_arrived) } else { since };
             let is_gap = |from: Monotonic, to: Monotonic| from <= until && to >= since;
             // Whose the transfers of a shared room are is not seen.
-            let missed = truth.is_shared || gaps.iter().any(|(gap, from, to)| *gap == process && is_gap(*from, *to));
+            let is_of = |other: ProcessKey| of_ranks || other == process;
+            let missed = truth.is_shared || gaps.iter().any(|(gap, from, to)| is_of(*gap) && is_gap(*from, *to));
             match &mut truth.fate {
                 Fate::Stuck(Stuck { cause, shows, seen, .. }) => {
-                    *seen = standing(cause).1 == Shown::Calls || !missed;
-                    if let Some(blind) = blind.get(&process) {
-                        *shows = (*shows).max(blind.plus(TICK));
-                    }
+                    *seen = *shows != NEVER && (standing(cause).1 == Shown::Calls || !missed);
+                    let blind = blind.iter().filter(|(other, _)| is_of(**other)).map(|(_, until)| until.plus(TICK));
+                    *shows = blind.fold(*shows, Monotonic::max);
                 }
                 fate if truth.ended.is_none() && stuck.contains(&truth.rid) => *fate = Fate::HeldByOtherRank,
                 _ => {}

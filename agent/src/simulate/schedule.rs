@@ -25,6 +25,10 @@ pub(super) enum Fault {
     NoDecode,
     /// One goes on while the server fails the request.
     Unsafe,
+    /// The server fails the request at about the time when they end.
+    Close,
+    /// One goes on while its worker gives it up and fails the request.
+    GivenUp,
     /// They end one after the other, seconds apart.
     Slow,
     /// One fails, and the server says so.
@@ -49,6 +53,8 @@ pub(super) struct Plan {
     pub(super) backend: Backend,
     /// Enters the queue without sending.
     pub(super) parked: bool,
+    /// A fake sender that never finishes.
+    pub(super) pinned: bool,
     /// After it has entered the queue.
     pub(super) abort: Option<Duration>,
     pub(super) fault: Fault,
@@ -59,6 +65,23 @@ pub(super) struct Plan {
     /// The server's time-out ends its bootstrap.
     pub(super) times_out: bool,
     pub(super) pages: u32,
+}
+
+/// One rank drops the first request by itself, then a collective hangs.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Divergence {
+    pub(super) at: Duration,
+    /// How long the ranks go on after that.
+    pub(super) hangs_after: Duration,
+}
+
+/// For some time the scheduler makes no pass, and then goes on.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Halt {
+    pub(super) from: Duration,
+    pub(super) until: Duration,
+    /// Paused by its server, and not just busy with one pass.
+    pub(super) is_pause: bool,
 }
 
 /// What is to happen.
@@ -77,8 +100,12 @@ pub(super) struct Schedule {
     pub(super) deaf: Vec<(Duration, Duration)>,
     pub(super) attaches: Duration,
     pub(super) loop_stops: Option<Duration>,
-    /// The last rank drops the first request before that.
-    pub(super) diverges: bool,
+    /// Whether the ranks are pipeline stages.
+    pub(super) stages: bool,
+    /// How much later than the one before each further rank drops what all agreed on.
+    pub(super) lag: Duration,
+    pub(super) diverges: Option<Divergence>,
+    pub(super) halt: Option<Halt>,
     pub(super) restarts: Option<Duration>,
     pub(super) ends: Duration,
 }
@@ -94,10 +121,22 @@ impl Schedule {
             .collect();
         let blackout = Duration::from_millis(chance.between(1_000, 3_000));
         inject(family, &mut plans, blackout, settings.ranks, chance);
-        if plans.len() > 1 && family != Family::WarmupPinned && chance.percent(25) {
+        // What a second fault shows needs passes, and ranks that agree on who is there.
+        let stands_alone =
+            family.diverges() || matches!(family, Family::WarmupPinned | Family::Paused | Family::LongPass);
+        if plans.len() > 1 && !stands_alone && chance.percent(25) {
             also(&mut plans, chance);
         }
-        let bootstrap_timeout = Duration::from_secs(chance.between(4, 8));
+        let stages = match family {
+            Family::PipelineDivergence => true,
+            Family::TensorDivergence => false,
+            _ => chance.percent(40),
+        };
+        let apart = if family == Family::TransientDisagreement { 900 } else { 200 };
+        let lag = chance.millis(0, apart) / u32::try_from(settings.ranks.saturating_sub(1).max(1)).unwrap_or(1);
+        let halt = halt(family, chance);
+        // SGLang's own is 300 s; others are shorter here, to come to their end.
+        let bootstrap_timeout = Duration::from_secs(if halt.is_some() { 300 } else { chance.between(4, 8) });
         let mut schedule = Self {
             plans,
             engine,
@@ -108,16 +147,38 @@ impl Schedule {
             bootstrap_timeout,
             deaf: Vec::new(),
             attaches: Duration::ZERO,
-            loop_stops: None,
-            diverges: matches!(family, Family::PipelineDivergence | Family::TensorDivergence),
+            loop_stops: (family == Family::LoopStalled).then(|| chance.millis(1_500, 4_000)),
+            stages,
+            // The ranks of a tensor-parallel group drop a request in one pass.
+            lag: if stages { lag } else { Duration::ZERO },
+            diverges: (family.diverges() && settings.ranks > 1).then(|| divergence(family, chance)),
+            halt,
             restarts: (family == Family::SamePid).then(|| chance.millis(1_500, 6_000)),
-            ends: ends_after(family),
+            ends: Duration::ZERO,
         };
-        if schedule.diverges || family == Family::LoopStalled {
-            schedule.loop_stops = Some(chance.millis(1_500, 4_000));
-        }
+        schedule.ends = schedule.ends_after(family, chance);
         schedule.blind(family, chance);
         schedule
+    }
+
+    /// Long enough for the family's rule to fire, where there is one.
+    fn ends_after(&self, family: Family, chance: &mut Chance) -> Duration {
+        use Family::*;
+        let seconds = match family {
+            ParkedPrefill | BootstrapThreadDied | OrphanRoom => 80,
+            ClearedRoom | AbortIgnored => 52,
+            Backpressure => 60,
+            WarmupPinned => 45,
+            // A minute until a loop is called stalled, five more for its rule.
+            LoopStalled if chance.percent(10) => 370,
+            // The same, and one for its rule; stages that hang at once are not told from a long pass for five.
+            PipelineDivergence if chance.percent(10) => 380,
+            PipelineDivergence | TensorDivergence if chance.percent(40) => 145,
+            LoopStalled | PipelineDivergence | TensorDivergence => 72,
+            _ => 32,
+        };
+        let ends = Duration::from_secs(seconds);
+        self.halt.map_or(ends, |halt| halt.until + Duration::from_secs(20))
     }
 
     /// What the agent does not see.
@@ -140,27 +201,30 @@ fn needs_nixl(family: Family) -> bool {
     use Family::*;
     matches!(
         family,
-        TransferNeverEnds
-            | CompletionLost
-            | FailureNotTold
-            | UnsafeRelease
-            | Resurrection
-            | PeerDied
-            | Blackholed
-            | WorkerBlocked
+        TransferNeverEnds | CompletionLost | FailureNotTold | Resurrection | PeerDied | Blackholed | WorkerBlocked
     )
 }
 
-/// Long enough for the family's rule to fire, where there is one.
-fn ends_after(family: Family) -> Duration {
-    use Family::*;
-    Duration::from_secs(match family {
-        ParkedPrefill | BootstrapThreadDied | OrphanRoom | LoopStalled => 80,
-        ClearedRoom | AbortIgnored => 52,
-        Backpressure => 60,
-        WarmupPinned => 45,
-        _ => 32,
-    })
+fn divergence(family: Family, chance: &mut Chance) -> Divergence {
+    let hangs_after = match chance.between(0, 2) {
+        // In the next collective: at once in a tensor-parallel group.
+        0 => Duration::ZERO,
+        _ if family == Family::TensorDivergence => chance.millis(0, 100),
+        1 => chance.millis(1_500, 4_000),
+        _ => chance.millis(6_000, 9_000),
+    };
+    Divergence { at: chance.millis(1_500, 4_000), hangs_after }
+}
+
+fn halt(family: Family, chance: &mut Chance) -> Option<Halt> {
+    let is_pause = match family {
+        Family::Paused => true,
+        Family::LongPass => false,
+        _ => return None,
+    };
+    let from = chance.millis(300, 6_000);
+    let takes = if chance.percent(10) { chance.millis(61_000, 300_000) } else { chance.millis(5_000, 100_000) };
+    Some(Halt { from, until: from + takes, is_pause })
 }
 
 fn healthy(family: Family, room: u64, backend: Backend, chance: &mut Chance) -> Plan {
@@ -175,6 +239,7 @@ fn healthy(family: Family, room: u64, backend: Backend, chance: &mut Chance) -> 
         chunks: u32::try_from(chance.between(1, 3)).unwrap_or(1),
         backend,
         parked: false,
+        pinned: false,
         abort: None,
         fault: Fault::None,
         on: None,
@@ -208,7 +273,11 @@ fn inject(family: Family, plans: &mut Vec<Plan>, from: Duration, ranks: usize, c
         Family::CompletionLost => fault(Fault::Swallowed { hangs: chance.percent(50) }),
         Family::LateCompletion => plans.iter_mut().for_each(|plan| plan.fault = Fault::Late),
         Family::FailureNotTold => fault(Fault::Told),
-        Family::UnsafeRelease => fault(Fault::Unsafe),
+        Family::UnsafeRelease => fault(match chance.between(0, 3) {
+            0 => Fault::Close,
+            1 => Fault::GivenUp,
+            _ => Fault::Unsafe,
+        }),
         Family::Resurrection => fault(Fault::Resurrected),
         Family::TransientDisagreement => plans.iter_mut().for_each(|plan| plan.skew = chance.millis(50, 300)),
         Family::PeerDied => fault(Fault::Failed { reset: true }),
@@ -216,7 +285,7 @@ fn inject(family: Family, plans: &mut Vec<Plan>, from: Duration, ranks: usize, c
         Family::WorkerBlocked => {
             (first.fault, first.on, first.arrives) = (Fault::Never, one_rank, Duration::from_millis(100));
         }
-        Family::WarmupPinned => first.backend = Backend::Fake,
+        Family::WarmupPinned => (first.backend, first.pinned) = (Backend::Fake, true),
         Family::BootstrapThreadDied => {
             for plan in plans.iter_mut().filter(|plan| plan.arrives + plan.registers.unwrap_or_default() >= from) {
                 plan.registers = None;
@@ -229,8 +298,11 @@ fn inject(family: Family, plans: &mut Vec<Plan>, from: Duration, ranks: usize, c
                 plan.fault = Fault::Slow;
             }
         }
-        Family::PipelineDivergence | Family::TensorDivergence => fault(Fault::NoDecode),
-        Family::LoopStalled | Family::AgentBlind | Family::SamePid => {}
+        // It stays where it is, on every rank, until one drops it.
+        Family::PipelineDivergence | Family::TensorDivergence => first.fault = Fault::NoDecode,
+        // A warm-up among them, which ends.
+        Family::Paused | Family::LongPass if chance.percent(30) => first.backend = Backend::Fake,
+        Family::LoopStalled | Family::AgentBlind | Family::SamePid | Family::Paused | Family::LongPass => {}
     }
 }
 

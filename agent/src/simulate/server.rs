@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use super::truth::Truth;
+use super::{schedule::Schedule, truth::Truth};
 use crate::{
     event::{
         Backend, Body, ChunkCounts, Entry, Hello, Phase, ProcessKey, Rid, Room,
@@ -31,6 +31,15 @@ pub(super) struct Rank {
     /// An epoch to answer with everything that lives.
     pub(super) asked: Option<u64>,
     pub(super) handles: Vec<bool>,
+    /// Transfers that a worker gave up.
+    pub(super) left: Vec<Left>,
+}
+
+/// A transfer that its worker gave up, and that may go on.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Left {
+    pub(super) sender: usize,
+    pub(super) part: Part,
 }
 
 /// A sender and its request, as the hook knows them, and as they are.
@@ -46,6 +55,10 @@ pub(super) struct Sender {
     pub(super) dropped: Option<Monotonic>,
     pub(super) shared_with: Option<u64>,
     pub(super) cleared_by: Option<u64>,
+    /// A fake sender that never finishes.
+    pub(super) is_pinned: bool,
+    /// What its ranks have agreed on, and when: it is dropped.
+    pub(super) agreed: Option<(Monotonic, Phase)>,
     pub(super) truth: Truth,
 }
 
@@ -100,6 +113,7 @@ impl Rank {
             passes: 0,
             asked: None,
             handles: Vec::new(),
+            left: Vec::new(),
         }
     }
 
@@ -129,6 +143,14 @@ impl Rank {
         Handle { engine, number: 0x7f00_0000 + slot as u64 * 0x100 }
     }
 
+    /// Whether a transfer of a sender's request is under way.
+    pub(super) fn is_writing(&self, sender: usize) -> bool {
+        let jobs = self.workers.iter().filter_map(|worker| worker.job.as_ref());
+        let mut parts = jobs.filter(|job| job.chunk.sender == sender).flat_map(|job| &job.parts);
+        let mut left = self.left.iter().filter(|left| left.sender == sender);
+        parts.any(|part| !part.is_over) || left.any(|left| !left.part.is_over)
+    }
+
     pub(super) fn free_handle(&mut self, handle: Handle) {
         let slot = usize::try_from(handle.number.saturating_sub(0x7f00_0000) / 0x100).unwrap_or(usize::MAX);
         if let Some(taken) = self.handles.get_mut(slot) {
@@ -140,14 +162,20 @@ impl Rank {
     pub(super) fn poll(&self, sender: &Sender) -> Phase {
         let last = sender.polled.unwrap_or(Phase::WaitingForInput);
         if sender.truth.backend == Backend::Fake {
-            return Phase::WaitingForInput;
+            let is_over = sender.sent_last && !sender.is_pinned;
+            return if is_over { Phase::Success } else { Phase::WaitingForInput };
         }
         // Of a room that has no status NIXL goes on saying what it said (0.5.15, 0.5.22).
         self.status.get(&sender.truth.room).copied().unwrap_or(last)
     }
 
     /// What it says of itself.
-    pub(super) fn hello(&self, epoch: u64, ranks: usize, backend: Backend, bootstrap_timeout: f64) -> Body {
+    pub(super) fn hello(&self, epoch: u64, ranks: usize, schedule: &Schedule, backend: Backend) -> Body {
+        let (size, rank) = (u32::try_from(ranks).ok(), u32::try_from(self.number).ok());
+        let ((tp, tp_rank), (pp, pp_rank)) = match schedule.stages {
+            true => ((Some(1), Some(0)), (size, rank)),
+            false => ((size, rank), (Some(1), Some(0))),
+        };
         Body::Hello(Box::new(Hello {
             hook: Some("0.1.0".to_owned()),
             epoch,
@@ -155,11 +183,12 @@ impl Rank {
             role: Some("prefill".to_owned()),
             backend: Some(backend.name().to_owned()),
             counts: Some("queues".to_owned()),
-            tp: u32::try_from(ranks).ok(),
-            tp_rank: u32::try_from(self.number).ok(),
-            pp: Some(1),
+            tp,
+            tp_rank,
+            pp,
+            pp_rank,
             cp: Some(1),
-            bootstrap_timeout: Some(bootstrap_timeout),
+            bootstrap_timeout: Some(schedule.bootstrap_timeout.as_secs_f64()),
             waiting_timeout: Some(300.0),
             ..Hello::default()
         }))

@@ -91,10 +91,13 @@ pub(super) enum Shown {
     Once,
 }
 
+/// Shows never, so far.
+pub(super) const NEVER: Monotonic = Monotonic(u64::MAX);
+
 /// What shows a cause, and how far it goes before others: the diagnosis names the first that holds.
 pub(super) fn standing(cause: &str) -> (u8, Shown) {
     match cause {
-        "UnsafeRelease" | "LoopStalled" => (0, Shown::Once),
+        "UnsafeRelease" | "RankDivergence" | "LoopStalled" => (0, Shown::Once),
         "RoomCollision" => (1, Shown::Calls),
         "UpdateDropped" => (2, Shown::Calls),
         "AbortIgnored" => (3, Shown::Calls),
@@ -122,13 +125,16 @@ impl Truth {
         }
     }
 
-    /// Its own poll says that it is over, or it has ended.
+    /// Its own poll says that it is over, or it has ended. What it did to others stays true, and that nobody lets it go until
+    /// somebody does.
     pub(super) fn ends(&mut self, at: Monotonic) {
         self.is_concluded = true;
-        for holds in self.holds.iter_mut().filter(|holds| holds.cause != "UnsafeRelease") {
+        let lives = self.ended.is_none();
+        let stays = |cause: &str| cause == "UnsafeRelease" || (lives && standing(cause).0 == 0);
+        for holds in self.holds.iter_mut().filter(|holds| !stays(holds.cause)) {
             holds.until.get_or_insert(at);
         }
-        if !matches!(&self.fate, Fate::Stuck(stuck) if stuck.cause == "UnsafeRelease") {
+        if !matches!(&self.fate, Fate::Stuck(stuck) if stays(stuck.cause)) {
             self.fate = Fate::Healthy;
         }
     }

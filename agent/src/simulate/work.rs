@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{
     schedule::Fault,
-    server::{Chunk, Job, Part},
+    server::{Chunk, Job, Left, Part},
     truth::Fate,
     world::{Act, World},
 };
@@ -67,7 +67,7 @@ impl World {
             over = over.max(after + takes);
             let is_faulty = chunk.is_last && part == 0;
             match fault {
-                Fault::Never | Fault::Unsafe if is_faulty => {}
+                Fault::Never | Fault::Unsafe | Fault::GivenUp if is_faulty => {}
                 Fault::Failed { reset } if is_faulty => {
                     let status = if reset { RESET } else { TIMEOUT };
                     self.later(after + takes, Act::Wire { rank, worker, chunk, part, status });
@@ -97,6 +97,17 @@ impl World {
             Fault::Unsafe => {
                 self.later(over, Act::Hang { rank, worker, cause: "TransferStalled" });
                 self.later(over + fails, Act::Fail { rank, worker, chunk });
+            }
+            Fault::Close => {
+                let at = over * u32::try_from(self.chance.between(0, 120)).unwrap_or(0) / 100;
+                self.later(at, Act::Fail { rank, worker, chunk });
+                self.later(soon, give(false));
+            }
+            Fault::GivenUp => {
+                self.later(over, Act::Hang { rank, worker, cause: "TransferStalled" });
+                // Before it counts as stalled.
+                let times_out = self.chance.millis(5_000, 9_000);
+                self.later(over + times_out, Act::GiveUp { rank, worker, chunk });
             }
             Fault::Told | Fault::Resurrected => self.later(soon, Act::Fail { rank, worker, chunk }),
             _ => self.later(soon, give(true)),
@@ -209,7 +220,7 @@ impl World {
                 truth.stuck("Resurrected", now, now);
             }
         }
-        if fault != Fault::Unsafe {
+        if !matches!(fault, Fault::Unsafe | Fault::Close) {
             self.give(rank, worker, chunk, false);
         }
     }
@@ -246,5 +257,48 @@ impl World {
             truth.stuck("CompletionLost", now, now.plus(CONCLUDES));
         }
         self.later(Duration::from_micros(300), Act::Take { rank, worker });
+    }
+
+    /// The worker waits no longer for its chunk's transfers, fails the request and takes the next.
+    pub(super) fn give_up(&mut self, rank: usize, worker: usize, chunk: Chunk) {
+        let now = self.now;
+        let Some((room, _)) = self.of(rank, chunk.sender) else { return };
+        let Some(it) = self.ranks.get_mut(rank) else { return };
+        let Some(hands) = it.workers.get_mut(worker) else { return };
+        let (tid, Some(job)) = (hands.tid, hands.job.take()) else { return };
+        for part in job.parts {
+            let status = if part.is_over { TransferStatus::Done } else { TransferStatus::InProgress };
+            self.native(rank, tid, NativeEvent::Releasing { handle: part.handle, status: Some(status) });
+            let Some(it) = self.ranks.get_mut(rank) else { return };
+            if part.is_over || part.handle.engine == Engine::Nixl {
+                // Mooncake does not free a batch that is not complete.
+                it.free_handle(part.handle);
+            }
+            if !part.is_over {
+                let left = it.left.len();
+                it.left.push(Left { sender: chunk.sender, part });
+                if self.chance.percent(50) {
+                    let after = self.chance.millis(1, 5_000);
+                    self.later(after, Act::LeftEnds { rank, left });
+                }
+            }
+        }
+        if let Some(truth) = self.truth(rank, chunk.sender) {
+            truth.is_over("TransferStalled", now);
+        }
+        self.update(rank, tid, room, Phase::Failed);
+        self.count(rank, tid, room, ChunkStep::Ended, true);
+        self.later(Duration::from_micros(300), Act::Take { rank, worker });
+    }
+
+    /// What a worker gave up is over on the wire.
+    pub(super) fn left_ends(&mut self, rank: usize, left: usize) {
+        let Some(it) = self.ranks.get_mut(rank) else { return };
+        let (tid, Some(left)) = (it.process.pid + 1, it.left.get_mut(left)) else { return };
+        left.part.is_over = true;
+        let Part { handle, request, .. } = left.part;
+        if handle.engine == Engine::Nixl {
+            self.native(rank, tid, NativeEvent::Flushed { completion: request, status: 0 });
+        }
     }
 }

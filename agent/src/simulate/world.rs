@@ -38,12 +38,26 @@ pub(super) enum Act {
     Hang { rank: usize, worker: usize, cause: &'static str },
     Fail { rank: usize, worker: usize, chunk: Chunk },
     Give { rank: usize, worker: usize, chunk: Chunk, tells: bool },
+    GiveUp { rank: usize, worker: usize, chunk: Chunk },
+    LeftEnds { rank: usize, left: usize },
     Pass,
     Stop,
+    Diverge,
+    Hung,
+    Halt,
+    GoOn,
     Restart,
     Attach,
     Deaf { until: Monotonic },
     Tick,
+}
+
+/// Whether the scheduler's thread does it, which is to make a pass.
+fn is_of_scheduler(act: &Act) -> bool {
+    matches!(
+        act,
+        Act::Open { .. } | Act::Send { .. } | Act::Abort { .. } | Act::Close { .. } | Act::TimeOut { .. } | Act::Pass
+    )
 }
 
 /// The node.
@@ -57,6 +71,10 @@ pub(super) struct World {
     pub(super) agent: Agent,
     pub(super) requests: u64,
     pub(super) is_stopped: bool,
+    /// A plan whose ranks do not agree any more.
+    pub(super) diverged: Option<usize>,
+    /// Until when the schedulers do nothing.
+    pub(super) halted_until: Option<Monotonic>,
     /// Counts the server's processes: acts of a former one are void.
     pub(super) generation: u32,
     acts: BTreeMap<(Monotonic, u64), (u32, Act)>,
@@ -78,6 +96,8 @@ impl World {
             agent: Agent::new(),
             requests: 0,
             is_stopped: false,
+            diverged: None,
+            halted_until: None,
             generation: 0,
             acts: BTreeMap::new(),
             numbers: 0,
@@ -102,6 +122,13 @@ impl World {
         self.later(Duration::from_millis(10), Act::Pass);
         if let Some(at) = schedule.loop_stops {
             self.later(at, Act::Stop);
+        }
+        if let Some(divergence) = schedule.diverges {
+            self.later(divergence.at, Act::Diverge);
+        }
+        if let Some(halt) = schedule.halt {
+            self.later(halt.from, Act::Halt);
+            self.later(halt.until, Act::GoOn);
         }
         if let Some(at) = schedule.restarts {
             self.later(at, Act::Restart);
@@ -132,6 +159,9 @@ impl World {
     }
 
     fn act(&mut self, act: Act) {
+        if let (true, Some(until)) = (is_of_scheduler(&act), self.halted_until) {
+            return self.later(until.since(self.now), act);
+        }
         match act {
             Act::Open { plan, rank } => self.open(plan, rank),
             Act::Register { rank, sender } => self.register(rank, sender),
@@ -146,12 +176,18 @@ impl World {
             Act::Hang { rank, worker, cause } => self.hang(rank, worker, cause),
             Act::Fail { rank, worker, chunk } => self.fail(rank, worker, chunk),
             Act::Give { rank, worker, chunk, tells } => self.give(rank, worker, chunk, tells),
+            Act::GiveUp { rank, worker, chunk } => self.give_up(rank, worker, chunk),
+            Act::LeftEnds { rank, left } => self.left_ends(rank, left),
             Act::Pass => {
                 self.pass();
                 let after = self.schedule.pass;
                 self.later(after, Act::Pass);
             }
-            Act::Stop => self.stop(),
+            Act::Stop => self.stop("LoopStalled"),
+            Act::Diverge => self.diverge(),
+            Act::Hung => self.stop("RankDivergence"),
+            Act::Halt => self.halt(),
+            Act::GoOn => self.go_on(),
             Act::Restart => self.restart(),
             Act::Attach => (0..self.ranks.len()).for_each(|rank| self.attach(rank)),
             Act::Deaf { until } => self.agent.is_deaf(until),

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use dislodge::{
     core::{Core, Effects, Input, Pace},
-    diagnose::{Cause, Confidence, Diagnosis, diagnose},
+    diagnose::{Cause, Conclusion, Confidence, conclude as diagnose},
     event::clock::Monotonic,
     request::{
         RequestKey,
@@ -144,7 +144,12 @@ fn fired(
     let (key, at) = (verdict.request, verdict.at);
     let said = said.entry(key).or_default();
     said.fired.entry(verdict.rule.to_string()).or_insert(at);
-    let is_true = truths.get(&key).is_some_and(|truth| truth.is_true(verdict.cause.name(), at));
+    let is_true = truths.get(&key).is_some_and(|truth| {
+        let of_server = [Cause::LoopStalled, Cause::RankDivergence];
+        let is_for_good = truth.why_stuck().is_some_and(|stuck| of_server.iter().any(|it| it.name() == stuck.cause));
+        // A server that goes on by itself is not to be started again.
+        truth.is_true(verdict.cause.name(), at) && (is_for_good || !of_server.contains(&verdict.cause))
+    });
     if !is_true {
         let what = Disagreement::FalseAlert { rule: verdict.rule.to_string(), cause: verdict.cause };
         find(findings, said, key, at, what);
@@ -152,7 +157,7 @@ fn fired(
 }
 
 /// One diagnosis of one request.
-fn hear(truth: &Truth, diagnosis: &Diagnosis, said: &mut Said, now: Monotonic, findings: &mut Vec<Finding>) {
+fn hear(truth: &Truth, diagnosis: &Conclusion, said: &mut Said, now: Monotonic, findings: &mut Vec<Finding>) {
     let cause = diagnosis.cause;
     said.last = Some(cause);
     let is_wrong = diagnosis.confidence == Confidence::High && !is_silence(cause) && !truth.is_true(cause.name(), now);

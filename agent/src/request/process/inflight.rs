@@ -10,7 +10,7 @@ impl Process {
         request.rid = rid.cloned().or(request.rid.take());
         if request.entered.is_none() {
             request.entered = Some(at);
-            self.inflight = self.inflight.saturating_add(1);
+            self.state.inflight = self.state.inflight.saturating_add(1);
             self.changed(serial, Step::Entered, applying);
         }
     }
@@ -25,7 +25,7 @@ impl Process {
                     // Another rank's poll failed it: polls are MIN-reduced, and this one's own did not say so.
                     self.forget(serial, Some(LeaveReason::Failed), applying);
                 } else if request.entered.take().is_some() {
-                    self.inflight = self.inflight.saturating_sub(1);
+                    self.state.inflight = self.state.inflight.saturating_sub(1);
                     self.changed(serial, Step::Left(reason), applying);
                 }
             }

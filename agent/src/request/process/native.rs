@@ -4,9 +4,9 @@ use std::{collections::HashMap, time::Duration};
 
 use super::{
     super::{
-        DeviceError, EndpointFailure, Side, Sync, UnsafeRelease, Watch,
+        DeviceError, EndpointFailure, ReleaseProof, Side, Sync, UnsafeRelease, Watch,
         transfer::Observation,
-        transfers::{Counted, Transfers, Work},
+        transfers::{Counted, NotOver, Transfers, Work},
     },
     Applying, Process,
 };
@@ -110,9 +110,9 @@ impl Process {
         errors.push(error);
     }
 
-    /// What is under way as a request leaves the inflight queue, and the server gives its pages to others. A server that
+    /// What is not over as a request leaves the inflight queue, and the server gives its pages to others. A server that
     /// polled Success had asked each handle: what is left then is that its end was not seen here yet.
-    pub(super) fn unsafe_release(&self, serial: u64, left: LeaveReason) -> Option<UnsafeRelease> {
+    pub(super) fn unsafe_release(&mut self, serial: u64, left: LeaveReason) -> Option<UnsafeRelease> {
         let has_sent = |serial: &u64| self.requests.get(serial).is_some_and(|request| request.sent_chunks > 0);
         let request = self.requests.get(&serial).filter(|_| left == LeaveReason::Failed && has_sent(&serial))?;
         if request.side() == Side::Decode {
@@ -121,13 +121,21 @@ impl Process {
         // What is under way on a room may be another sender's that has sent something too.
         let room = self.rooms.get(&request.room)?;
         let alone = !room.senders.iter().any(|other| *other != serial && has_sent(other));
-        let (transfers, oldest) =
-            self.transfers.of_room(request.room).filter(|_| alone)?.under_way_since(request.created)?;
-        let watched = matches!(self.state.native.watch, Watch::Since { at, .. } if at <= request.created);
+        let (room, since) = (request.room, request.created);
+        let NotOver { transfers, oldest, on_the_wire } = self.transfers.not_over(room, since).filter(|_| alone)?;
+        let watched = matches!(self.state.native.watch, Watch::Since { at, .. } if at <= since);
         // One that has had the room with it, sent something and left may have left them.
         let sends_nothing = |other: u64| self.requests.contains_key(&other) && !has_sent(&other);
         let are_its_own = request.shared_with.is_none_or(sends_nothing);
-        Some(UnsafeRelease { transfers, oldest, certain: watched && are_its_own && self.state.sync == Sync::Complete })
+        let proof = match watched && are_its_own && self.state.sync == Sync::Complete {
+            false => ReleaseProof::NotAllSeen,
+            true if on_the_wire => ReleaseProof::OnTheWire,
+            true => ReleaseProof::NotShown,
+        };
+        if proof == ReleaseProof::NotShown {
+            self.transfers.await_reading(room, since, serial);
+        }
+        Some(UnsafeRelease { transfers, oldest, proof })
     }
 
     /// What was read of a transfer in the server's memory. Of a handle that was posted before events were lost, the
@@ -140,7 +148,10 @@ impl Process {
         }
         let rooms = &self.rooms;
         let has_senders = |room: Room| rooms.get(&room).is_some_and(|state| !state.senders.is_empty());
-        self.transfers.observed(seen, at, has_senders);
+        let ran_on = self.transfers.observed(seen, at, has_senders);
+        if ran_on.is_some_and(|serial| self.released.ran_on(serial, at)) {
+            self.transfers.count_unsafe_release();
+        }
     }
 }
 

@@ -63,7 +63,7 @@ impl Process {
             }
             ReceiverEvent::Pass { prealloc, transfer, passes } => {
                 let lengths = QueueLengths { prealloc: *prealloc, transfer: *transfer };
-                let is_known = self.queued == lengths && self.inflight == 0;
+                let is_known = self.queued == lengths && self.state.inflight == 0;
                 self.passed(prealloc.saturating_add(*transfer), *passes, is_known, applying.at);
             }
         }

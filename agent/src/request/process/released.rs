@@ -4,7 +4,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use super::{
-    super::{Request, RoomState},
+    super::{ReleaseProof, Request, RoomState},
     Serials,
 };
 use crate::{event::clock::Monotonic, record::codec::recorded};
@@ -39,10 +39,26 @@ impl Released {
         self.requests.remove(&serial);
     }
 
+    /// A transfer of one was read in the server's memory at `at` and was not over. Returns whether that proves what was not
+    /// shown before.
+    pub(super) fn ran_on(&mut self, serial: u64, at: Monotonic) -> bool {
+        let Some(ended) = self.requests.get_mut(&serial).and_then(|request| request.ended.as_mut()) else {
+            return false;
+        };
+        let released_at = ended.at;
+        let Some(release) = ended.unsafe_release.as_mut() else { return false };
+        let proves = release.proof == ReleaseProof::NotShown && at >= released_at;
+        if proves {
+            release.proof = ReleaseProof::RanOn { at };
+        }
+        proves
+    }
+
     /// Those that are shown at `now`, in order.
     pub(super) fn shown(&self, now: Monotonic, serials: Serials) -> impl Iterator<Item = &Request> {
-        let is_shown =
-            move |request: &&Request| request.ended.as_ref().is_some_and(|ended| now.since(ended.at) < SHOWN_FOR);
+        let is_shown = move |request: &&Request| {
+            request.ended.as_ref().is_some_and(|ended| now.since(ended.known_at()) < SHOWN_FOR)
+        };
         self.requests.range(serials).map(|(_, request)| request).filter(is_shown)
     }
 

@@ -49,7 +49,7 @@ impl Process {
     }
 
     pub(super) fn pass(&mut self, queue_length: u32, passes: u32, at: Monotonic) {
-        self.passed(queue_length, passes, queue_length == self.inflight, at);
+        self.passed(queue_length, passes, queue_length == self.state.inflight, at);
     }
 
     /// The scheduler makes passes, and so many requests are in its queues; `is_known` says whether those are the tracker's.

@@ -120,6 +120,7 @@ impl Transfers {
             TransferState::Made => {}
             // Posted again it is another transfer: what was read of the former in memory is not this one's.
             TransferState::Ended(_) => {
+                self.awaited.remove(&transfer.generation);
                 self.generation = self.generation.saturating_add(1);
                 transfer.generation = self.generation;
                 transfer.moved = 0;
@@ -253,6 +254,9 @@ impl Transfers {
             _ => false,
         };
         if goes_on && self.abandoned.len() < self.limit {
+            let subject = transfer.joined.subject();
+            let place = (transfer.since, transfer.generation);
+            subject_mut(&mut self.subjects, &mut self.not_joined, subject).given_up.push(place);
             self.abandoned.insert(transfer.generation, transfer);
         } else {
             self.stop_following(transfer.generation);

@@ -13,7 +13,7 @@ use crate::{
     event::{
         Backend, Body, ChunkCounts, ChunkStep, LeaveReason, Phase, Rid, Room,
         clock::Monotonic,
-        native::{Engine, ErrorPoint, Handle, NativeEvent, Notification, TransferStatus},
+        native::{Engine, ErrorPoint, Flush, Handle, NativeEvent, Notification, TransferStatus},
         receiver::{DecodeLeave, DecodeQueue, ReceiverEvent},
     },
     problem::{Problems, Shape, Text, duration, nearest},
@@ -271,8 +271,12 @@ impl<'a> Event<'a, '_, '_> {
                 let handle = self.handle()?;
                 let notification = if self.text("room").is_some() { Some(notification(self.room()?)) } else { None };
                 let made = NativeEvent::Made { handle, operation: None, parts: 1, size: None, notification };
-                let posting = NativeEvent::Posting { handle, operation: None, first_length: None, lists: [0; 2] };
-                return Some(What::Seen(thread, vec![native(made), native(posting)]));
+                // Far from each other's, whatever numbers a test gives.
+                let (list, request) = (handle.number ^ 1 << 63, (handle.number << 8) ^ 1 << 62);
+                let posting = NativeEvent::Posting { handle, operation: None, first_length: None, lists: [list, 0] };
+                let (flush, took) = (Flush::UnderWay { request }, Duration::ZERO);
+                let range = NativeEvent::RangePosted { list, flush, descriptors: 1, took };
+                return Some(What::Seen(thread, vec![native(made), native(posting), native(range)]));
             }
             "transfer" => native(self.transfer()?),
             "endpoint_error" => {

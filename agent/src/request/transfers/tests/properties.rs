@@ -84,6 +84,9 @@ fn is_consistent(transfers: &Transfers, limit: usize) -> Result<(), TestCaseErro
     prop_assert!(transfers.idle.len() <= 3 * limit + 1);
     let unproved: u64 =
         transfers.subjects.values().map(Box::as_ref).chain([&transfers.not_joined]).map(|it| it.unproved).sum();
+    let given_up: usize =
+        transfers.subjects.values().map(Box::as_ref).chain([&transfers.not_joined]).map(|it| it.given_up.len()).sum();
+    prop_assert_eq!(given_up, transfers.abandoned.len());
     prop_assert!(unproved >= transfers.abandoned.len() as u64, "{unproved} of {}", transfers.abandoned.len());
     let is_kept_for_nothing = |subject: &SubjectTransfers| subject.is_over() && subject.failure.is_none();
     prop_assert!(!transfers.subjects.values().map(Box::as_ref).any(is_kept_for_nothing), "no room has senders here");
