@@ -3,6 +3,7 @@
 mod cause;
 mod evidence;
 mod quiescence;
+mod rank_evidence;
 mod ranks;
 mod stalled;
 mod warmup;
@@ -12,6 +13,7 @@ use serde::Serialize;
 pub use cause::{Cause, cause, cause_of_room};
 pub use evidence::{Evidence, Fact, Source};
 pub use quiescence::{NotKnown, Quiescence};
+pub use rank_evidence::RankFact;
 
 use crate::{
     event::clock::Monotonic,

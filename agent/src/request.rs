@@ -6,10 +6,12 @@
 pub mod correlate;
 mod flush;
 mod process;
+pub mod rank;
 pub mod tracker;
 pub mod transfer;
 pub mod transfers;
 
+use rank::{DroppedBy, HeldBy, Ranks};
 use serde::Serialize;
 
 use crate::{
@@ -74,6 +76,8 @@ pub struct Request {
     pub resurrected: Option<Box<Resurrected>>,
     /// Another rank of the server that dropped it, while this one has it in its queue still.
     pub dropped_by: Option<Box<DroppedBy>>,
+    /// Another rank of the server that holds it up: over here, it is not over there.
+    pub held_by: Option<Box<HeldBy>>,
     /// When a failure flag was set by us.
     pub remedied: Option<Monotonic>,
     /// How it ended, when it did.
@@ -85,11 +89,10 @@ pub struct Request {
 recorded!(struct Request {
     serial, room, rid, backend, created, phase, phase_since, phase_passes, entered, sent_chunks, sent_pages, sent_last, aborted,
     update_dropped, peer_aborted, shared_with, cleared_by, cleared_at, remedied, ended, failed,
-    resurrected, dropped_by,
+    resurrected, dropped_by, held_by,
 });
 recorded!(struct Aborted { at, passes });
 recorded!(struct Resurrected { at, to });
-recorded!(struct DroppedBy { at, rank });
 recorded!(struct Ended { at, left, unsafe_release });
 recorded!(struct UnsafeRelease { transfers, oldest, certain });
 
@@ -109,15 +112,6 @@ pub struct Resurrected {
     pub at: Monotonic,
     /// By what.
     pub to: Phase,
-}
-
-/// A request that left the queue of one rank of a server and not of another: every rank has to drop the same ones.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DroppedBy {
-    /// When it left.
-    pub at: Monotonic,
-    /// Whose queue.
-    pub rank: ProcessKey,
 }
 
 /// The end of a request.
@@ -167,6 +161,7 @@ impl Request {
             cleared_at: None,
             resurrected: None,
             dropped_by: None,
+            held_by: None,
             remedied: None,
             ended: None,
             failed: None,
@@ -295,15 +290,17 @@ pub struct ServerState {
     /// When the scheduler's loop last showed that it turns: by a pass, or by resuming after one; nothing before the first
     /// pass that the agent saw.
     pub turned: Option<Monotonic>,
-    /// The first request on which the ranks of this server differ, of this one or another rank: since when, and its room.
-    pub ranks_differ: Option<(Monotonic, Room)>,
+    /// How it compares with the other ranks of its replica; nothing where it has one rank, or has not said which it is.
+    pub ranks: Option<Box<Ranks>>,
+    /// Senders whose requests are not in the inflight queue, as of the last tick: for a batch to run, one of them is in it.
+    pub to_prefill: u32,
     /// Whether generation is paused.
     pub paused: bool,
     /// What its transfer engine shows.
     pub native: NativeState,
 }
 
-recorded!(struct ServerState { hello, sync, queue_length, passes, paused, native, turned, ranks_differ });
+recorded!(struct ServerState { hello, sync, queue_length, passes, paused, native, turned, ranks, to_prefill });
 recorded!(enum Sync { 0 Complete {}, 1 Needed(reason), 2 Asked { epoch, at, reason } });
 
 impl ServerState {
@@ -316,7 +313,8 @@ impl ServerState {
             queue_length: None,
             passes: 0,
             turned: None,
-            ranks_differ: None,
+            ranks: None,
+            to_prefill: 0,
             paused: false,
             native,
         }

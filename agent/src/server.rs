@@ -1,5 +1,6 @@
 //! `/metrics`, `/live`, `/ready`, `/status` over HTTP.
 
+pub mod replica;
 pub mod status;
 
 use std::{net::SocketAddr, sync::Arc};

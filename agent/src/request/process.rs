@@ -20,7 +20,7 @@ use super::{
 };
 use dead::DeadRooms;
 use ranks::LeftRooms;
-pub(super) use ranks::differences;
+pub(super) use ranks::compare;
 use released::Released;
 use resync::Resync;
 

@@ -2,7 +2,7 @@
 
 use super::*;
 
-const CASES: [(Cause, &str, f64); 9] = [
+const CASES: [(Cause, &str, f64); 10] = [
     (Cause::RoomCollision, "RoomCollision", 30.0),
     (Cause::UpdateDropped, "UpdateDropped", 30.0),
     (Cause::AbortIgnored, "AbortIgnored", 31.0),
@@ -11,6 +11,7 @@ const CASES: [(Cause, &str, f64); 9] = [
     (Cause::LoopStalled, "LoopStalled", 360.0),
     (Cause::RankDivergence, "RankDivergence", 60.0),
     (Cause::Resurrected, "Resurrected", 60.0),
+    (Cause::HeldByOtherRank, "HeldByOtherRank", 130.5),
     (Cause::Unknown, "PinnedUnknown", 390.5),
 ];
 
@@ -61,7 +62,7 @@ fn each_default_rule_about_transfers_fires_on_its_cause_and_not_before_its_time(
 #[test]
 fn slow_and_waiting_requests_are_never_worth_more_than_information() {
     let rules = load::defaults().unwrap();
-    for cause in [Cause::Slow, Cause::CapacityStall, Cause::WarmupPinned] {
+    for cause in [Cause::Slow, Cause::CapacityStall, Cause::WarmupPinned, Cause::HeldByOtherRank] {
         let allows = |rule: &&dislodge::rule::Rule| rule.condition.prefilter().allows(cause, f64::MAX);
         let loudest = rules.iter().map(|(_, rule)| rule).filter(allows).map(|rule| rule.severity).max();
         assert_eq!(loudest, Some(Severity::Info), "{cause}");
