@@ -95,7 +95,11 @@ pub fn conclude(tracked: &Tracked<'_>, now: Monotonic) -> Conclusion {
 #[cfg(test)]
 mod cause_world;
 #[cfg(test)]
+mod held_tests;
+#[cfg(test)]
 mod rank_tests;
+#[cfg(test)]
+mod rank_world;
 #[cfg(test)]
 mod release_tests;
 #[cfg(test)]

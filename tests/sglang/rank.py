@@ -8,6 +8,8 @@ Commands beside those of `server.py`:
                          whose own clocks decide (sglang#27221)
     alone RANK           a request that is bootstrapped on all, and enters the queue of that rank only
     late RANK MS         the next release of pages takes so long on that rank
+    resurrected RANK     a request that is aborted on all stages, and of which a late update undoes that on this one, when it has
+                         told the others (sglang#30685; up to 0.5.15, where the larger status wins): it keeps what they drop
 """
 
 import argparse
@@ -37,6 +39,9 @@ def run(folder: Path, place: Place, answers):
     from ranked import Commands, Scheduler
     from scheduler import make_classes
 
+    if place.pp > 1:
+        from pipeline import make_scheduler as Scheduler  # noqa: N812
+
     make_classes(folder)
     release.load_plugins()
     setproctitle(place.title())
@@ -45,6 +50,7 @@ def run(folder: Path, place: Place, answers):
     if rank == 0:
         start_bootstrap_server(place.bootstrap_port, BACKEND)
     everybody.broadcast(True)
+    loaded.parallel.pp_group.broadcast_object = Group(place.folder, f"pp-of-{place.tp_rank}", place.pp_rank, place.pp).broadcast_object
     for _ in release.until(lambda: listening(place.bootstrap_port), "the bootstrap server"):
         time.sleep(0.05)
     scheduler = Scheduler(loaded, place, everybody, memory)

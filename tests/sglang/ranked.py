@@ -2,12 +2,13 @@
 
 import queue
 import time
-from types import SimpleNamespace
 
 import commands
 import scheduler
 from collectives import Group
+from release import pause, until
 
+from sglang.srt.disaggregation.base.conn import KVPoll
 from sglang.srt.disaggregation.utils import poll_and_all_reduce_attn_cp_tp_group
 
 
@@ -102,6 +103,12 @@ class Commands(commands.Commands):
             self.memory.release_takes = int(milliseconds) / 1000
         return {}
 
-    def do_pause(self):
-        self.scheduler.pause_generation(SimpleNamespace(mode="in_place"))
-        return {"paused": True}
+    def do_resurrected(self, rank):
+        (req,) = yield from self.admitted(1)
+        self.scheduler.park(req)
+        yield from pause(3.0)  # older than what is compared
+        self.scheduler.abort_request(req.rid)
+        if int(rank) == self.rank:
+            yield from until(lambda: any(req.rid in rids or () for rids in self.scheduler.transferred), "the stage's word")
+            req.disagg_kv_sender.kv_mgr.update_status(req.bootstrap_room, KVPoll.Transferring)  # as a worker does
+        return {"rid": req.rid}

@@ -1,6 +1,6 @@
 """A prefill server of several ranks: a process for each, of one parent, which is this one.
 
-    ranks.py RELEASE_DIR --tp N | --pp N
+    ranks.py RELEASE_DIR --tp N | --pp 2
 
 Each rank is a scheduler as in `server.py`, with a decode rank of its own, as SGLang pairs ranks of servers that are of one size.
 Real is what is real there, and that the released queue code reduces its polls over the ranks (or hands on between stages what

@@ -36,7 +36,7 @@ def load(folder: Path, bootstrap_port: int, release_kv_cache, backend: str) -> S
 
 def parallel_state(place: Place) -> SimpleNamespace:
     """The parallel state of a server, as one of its processes sees it."""
-    group = SimpleNamespace(rank_in_group=0, world_size=1, is_first_rank=place.pp_rank == 0, is_last_rank=place.pp_rank == place.pp - 1,
+    group = SimpleNamespace(rank_in_group=0, world_size=1, cpu_group=None, is_first_rank=place.pp_rank == 0, is_last_rank=place.pp_rank == place.pp - 1,
                             broadcast_object=lambda value, src=0: value)
     sizes = {f"{name}_size": 1 for name in "tp pp dp attn_tp attn_cp attn_dcp attn_dp".split()}
     ranks = {f"{name}_rank": 0 for name in "tp pp dp attn_tp attn_cp attn_dcp attn_dp".split()}

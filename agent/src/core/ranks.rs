@@ -12,14 +12,14 @@ use crate::{
 /// What the ranks of a replica have in common: the process that started them, the number of the replica, its sizes, and what it
 /// serves as.
 type Common<'a> = (ProcessKey, Option<u32>, Sizes, Option<&'a str>);
+/// Its ranks that are seen, and over how many nodes they say that it is spread.
+type Seen = (Vec<(ProcessKey, Rank)>, Option<u32>);
 
 /// The replicas among these schedulers (with the parent of each, and what it says of itself) that have more than one rank. One
 /// of which two schedulers say that they are the same rank is left out: which of them it is cannot be told. One whose
 /// starter is gone is seen alone.
-pub fn replicas<'a>(
-    schedulers: impl Iterator<Item = (ProcessKey, Option<ProcessKey>, &'a Hello)>,
-) -> Vec<Replica> {
-    let mut replicas: BTreeMap<Common<'a>, (Vec<(ProcessKey, Rank)>, Option<u32>)> = BTreeMap::new();
+pub fn replicas<'a>(schedulers: impl Iterator<Item = (ProcessKey, Option<ProcessKey>, &'a Hello)>) -> Vec<Replica> {
+    let mut replicas: BTreeMap<Common<'a>, Seen> = BTreeMap::new();
     for (key, parent, hello) in schedulers {
         let Some(sizes) = Sizes::of(hello) else { continue };
         let Some(rank) = sizes.rank(hello) else { continue };
@@ -28,7 +28,7 @@ pub fn replicas<'a>(
         seen.push((key, rank));
         *nodes = (*nodes).max(hello.nodes);
     }
-    let replica = |((_, dp, sizes, _), (mut seen, nodes)): (Common<'a>, (Vec<(ProcessKey, Rank)>, Option<u32>))| {
+    let replica = |((_, dp, sizes, _), (mut seen, nodes)): (Common<'a>, Seen)| {
         let ranks: BTreeSet<Rank> = seen.iter().map(|(_, rank)| *rank).collect();
         // A replay has to see them in the same order.
         seen.sort_unstable();
@@ -70,11 +70,20 @@ mod tests {
     #[test]
     fn tp_cp_and_pp_ranks_of_one_parent_are_one_replica() {
         let mut schedulers = Vec::new();
-        for (pid, (tp, cp, pp)) in (10..).zip([(0, 0, 0), (1, 0, 0), (0, 1, 0), (1, 1, 0), (0, 0, 1), (1, 0, 1), (0, 1, 1)]) {
+        for (pid, (tp, cp, pp)) in
+            (10..).zip([(0, 0, 0), (1, 0, 0), (0, 1, 0), (1, 1, 0), (0, 0, 1), (1, 0, 1), (0, 1, 1)])
+        {
             schedulers.push((pid, 9, hello((2, tp), (2, cp), (2, pp), ONE)));
         }
-        let seen = ["PP0_ATTN_CP0_TP0", "PP0_ATTN_CP0_TP1", "PP0_ATTN_CP1_TP0", "PP0_ATTN_CP1_TP1", "PP1_ATTN_CP0_TP0",
-            "PP1_ATTN_CP0_TP1", "PP1_ATTN_CP1_TP0"];
+        let seen = [
+            "PP0_ATTN_CP0_TP0",
+            "PP0_ATTN_CP0_TP1",
+            "PP0_ATTN_CP1_TP0",
+            "PP0_ATTN_CP1_TP1",
+            "PP1_ATTN_CP0_TP0",
+            "PP1_ATTN_CP0_TP1",
+            "PP1_ATTN_CP1_TP0",
+        ];
         assert_eq!(found(&schedulers), [(names(&seen), names(&["PP1_ATTN_CP1_TP1"]))]);
     }
 
@@ -98,7 +107,8 @@ mod tests {
     fn a_server_of_one_rank_or_of_unknown_or_impossible_ones_is_no_replica() {
         let of = |tp: (u32, u32)| hello(tp, ONE, ONE, ONE);
         let unknown = Hello { cp_rank: None, ..hello(ONE, (2, 0), ONE, ONE) };
-        for hello in [of((1, 0)), of((0, 0)), of((2, 2)), of((u32::MAX, 1)), of((5_000, 1)), unknown, Hello::default()] {
+        for hello in [of((1, 0)), of((0, 0)), of((2, 2)), of((u32::MAX, 1)), of((5_000, 1)), unknown, Hello::default()]
+        {
             assert_eq!(found(&[(1, 9, hello)]), []);
         }
         let huge = hello((u32::MAX, 1), (u32::MAX, 1), (u32::MAX, 1), ONE);

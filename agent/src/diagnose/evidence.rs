@@ -237,10 +237,13 @@ pub(super) fn evidence(tracked: &Tracked<'_>, now: Monotonic) -> Vec<Evidence> {
     }
     if let Some(since) = stalled_since(tracked, now) {
         seen(since, Fact::NoPass { since_ms: now.since(since).as_millis() as u64 });
-        seen(since, match server.to_prefill {
-            0 => Fact::NothingToPrefill,
-            requests => Fact::BatchMayRun { requests },
-        });
+        seen(
+            since,
+            match server.to_prefill {
+                0 => Fact::NothingToPrefill,
+                requests => Fact::BatchMayRun { requests },
+            },
+        );
     }
     if request.backend == Backend::Fake {
         seen(request.created, Fact::FakeSender);

@@ -61,11 +61,17 @@ impl fmt::Display for RankFact {
                 write!(f, "rank {rank}, pid {pid}, is not completely known: it may hold the room up")
             }
             Self::AllStopped { ranks } => {
-                write!(f, "all {ranks} ranks of the server stopped within a second: they wait for each other, or for one step")
+                write!(
+                    f,
+                    "all {ranks} ranks of the server stopped within a second: they wait for each other, or for one step"
+                )
             }
             Self::StoppedFirst { rank, pid, before_ms } => {
                 let seconds = *before_ms as f64 / 1000.0;
-                write!(f, "rank {rank}, pid {pid}, made its last pass {seconds:.1} s before any other one: they wait for it")
+                write!(
+                    f,
+                    "rank {rank}, pid {pid}, made its last pass {seconds:.1} s before any other one: they wait for it"
+                )
             }
             Self::GoesOn { rank, pid } => write!(f, "rank {rank}, pid {pid}, goes on making passes"),
         }

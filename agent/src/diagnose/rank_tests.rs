@@ -1,149 +1,15 @@
-//! Servers of several ranks, and what they have dropped. Times are in seconds.
+//! What ranks have dropped, and that they hang, each with its silence. Times are in seconds.
 
-use super::{cause_world::at, *};
-use crate::{
-    core::{Core, Effects, Input, Pace},
-    event::{Backend, Body, Event, Hello, LeaveReason, Phase, ProcessKey, Room},
-    request::{RequestKey, ResyncReason, rank::Rank, tracker::Limits},
-    rule::RuleSet,
-    verdict::ServerIdentity,
+use super::{
+    cause_world::at,
+    rank_world::{Group, OTHER, ROOM, Ranks, rank},
+    *,
 };
-
-const ROOM: Room = Room::Number(77);
-const OTHER: Room = Room::Number(78);
-
-fn rank(number: u32) -> ProcessKey {
-    ProcessKey { pid: 10 + number, start: 1 }
-}
-
-/// A group that ranks belong to: all of a server's are in one.
-#[derive(Clone, Copy)]
-enum Group {
-    Tp,
-    Cp,
-    Pp,
-}
-
-impl Group {
-    fn hello(self, size: u32, number: u32) -> Hello {
-        let hello = Hello { tp: Some(1), cp: Some(1), pp: Some(1), ..Hello::default() };
-        match self {
-            Self::Tp => Hello { tp: Some(size), tp_rank: Some(number), ..hello },
-            Self::Cp => Hello { cp: Some(size), cp_rank: Some(number), ..hello },
-            Self::Pp => Hello { pp: Some(size), pp_rank: Some(number), ..hello },
-        }
-    }
-
-    fn rank(self, number: u32) -> Rank {
-        match self {
-            Self::Tp => Rank { tp: Some(number), ..Rank::default() },
-            Self::Cp => Rank { cp: Some(number), ..Rank::default() },
-            Self::Pp => Rank { pp: Some(number), ..Rank::default() },
-        }
-    }
-}
-
-/// Schedulers with a parent, each with its rank.
-struct Ranks(Core);
-
-impl Ranks {
-    /// A server of so many ranks, of which these are seen.
-    fn new(group: Group, size: u32, seen: &[u32]) -> Self {
-        Self::with_parents(group, size, seen, &[9])
-    }
-
-    fn with_parents(group: Group, size: u32, seen: &[u32], parents: &[u32]) -> Self {
-        let told = |number| group.hello(size, number);
-        Self::told(seen.iter().map(|number| (*number, told(*number))), parents)
-    }
-
-    fn told(seen: impl Iterator<Item = (u32, Hello)>, parents: &[u32]) -> Self {
-        let mut ranks = Self(Core::new(RuleSet::default(), Limits { requests: 100, transfers: 100 }));
-        for ((number, hello), parent) in seen.zip(parents.iter().cycle()) {
-            let process = rank(number);
-            let parent = Some(ProcessKey { pid: *parent, start: 1 });
-            let identity = Box::new(ServerIdentity { parent, ..ServerIdentity::default() });
-            ranks.tell(Input::Attach { process, identity, clock_offset: 0 });
-            ranks.tell(Input::Asked { process, epoch: 1, why: ResyncReason::Attached, at: at(0.0) });
-            ranks.see(number, 0.0, Body::Hello(Box::new(hello)));
-            ranks.see(number, 0.0, Body::StateBegin { epoch: 1 });
-            ranks.see(number, 0.0, Body::StateEnd { epoch: 1, entries: 0 });
-        }
-        ranks
-    }
-
-    /// The same with a request that is in the queue of each since 1.
-    fn with_request(group: Group, size: u32, seen: &[u32]) -> Self {
-        let mut ranks = Self::new(group, size, seen);
-        for number in seen {
-            ranks.open(*number, 1, ROOM);
-        }
-        ranks
-    }
-
-    fn open(&mut self, number: u32, sender: u64, room: Room) {
-        self.see(number, 1.0, Body::Open { room, sender, backend: Backend::Nixl });
-        self.see(number, 1.0, Body::Phase { room, sender, old: None, new: Some(Phase::Transferring) });
-        self.see(number, 1.0, Body::Send { room, sender, pages: 1, last: true });
-        self.see(number, 1.0, Body::Enter { room, sender, rid: None, queue_length: 1 });
-    }
-
-    fn tell(&mut self, input: Input) {
-        self.0.apply(input, &mut Effects::default());
-    }
-
-    fn see(&mut self, number: u32, seconds: f64, body: Body) {
-        let event = Event { pid: rank(number).pid, tid: 1, at: at(seconds), sequence: 1, detail_lost: false, body };
-        self.tell(Input::Event(event));
-    }
-
-    fn poll(&mut self, number: u32, seconds: f64, new: Phase) {
-        let old = Some(Phase::Transferring);
-        self.see(number, seconds, Body::Phase { room: ROOM, sender: 1, old, new: Some(new) });
-    }
-
-    /// A request that is not prefilled yet.
-    fn make(&mut self, number: u32, sender: u64, room: Room) {
-        self.see(number, 1.0, Body::Open { room, sender, backend: Backend::Nixl });
-    }
-
-    fn leave(&mut self, number: u32, seconds: f64) {
-        self.see(number, seconds, Body::Leave { room: ROOM, sender: 1, reason: LeaveReason::Failed });
-    }
-
-    /// Passes of these ranks, and a tick.
-    fn pass(&mut self, seconds: f64, turning: &[u32]) -> &mut Self {
-        for number in turning {
-            let of_rank = self.0.tracker().requests().filter(|it| it.key.process == rank(*number));
-            let queue_length = of_rank.filter(|it| it.request.is_inflight()).count() as u32;
-            self.see(*number, seconds, Body::Pass { queue_length, passes: 10 });
-        }
-        self.tell(Input::Tick { now: at(seconds), pace: Pace::As(None) });
-        self
-    }
-
-    fn diagnosis(&self, number: u32, sender: u64, seconds: f64) -> Diagnosis {
-        let key = RequestKey { process: rank(number), serial: sender };
-        self.0.diagnose(key, at(seconds)).expect("it is tracked").1
-    }
-
-    fn cause(&self, number: u32, seconds: f64) -> Cause {
-        self.diagnosis(number, 1, seconds).cause
-    }
-
-    fn differ(&self) -> bool {
-        self.0.tracker().servers().any(|(_, server)| server.ranks.as_ref().is_some_and(|ranks| ranks.differ.is_some()))
-    }
-
-    /// What is said of other ranks, and of batches, in the evidence for the first request of a rank.
-    fn says(&self, number: u32, seconds: f64) -> Vec<Fact> {
-        let is_of_ranks = |fact: &Fact| {
-            matches!(fact, Fact::Ranks { .. } | Fact::RanksDiffer { .. } | Fact::DroppedByRank { .. })
-                || matches!(fact, Fact::BatchMayRun { .. } | Fact::NothingToPrefill)
-        };
-        self.diagnosis(number, 1, seconds).evidence.into_iter().map(|it| it.fact).filter(is_of_ranks).collect()
-    }
-}
+use crate::{
+    core::Input,
+    event::{Backend, Body, Phase},
+    request::ResyncReason,
+};
 
 #[test]
 fn stages_diverge_once_one_has_polled_for_five_seconds_what_another_one_dropped() {
@@ -302,67 +168,6 @@ fn ranks_that_are_paused_neither_diverge_nor_stall() {
 }
 
 #[test]
-fn what_is_over_here_and_not_on_another_rank_is_held_by_that_one_and_says_why_it_is() {
-    let mut ranks = Ranks::with_request(Group::Tp, 3, &[0, 1, 2]);
-    ranks.poll(0, 3.0, Phase::Success);
-    ranks.poll(2, 3.0, Phase::Success);
-    ranks.see(1, 4.0, Body::Abort { room: ROOM, sender: 1, room_present: true });
-    let diagnosis = ranks.pass(20.0, &[0, 1, 2]).diagnosis(0, 1, 20.0);
-    assert_eq!((diagnosis.cause, diagnosis.confidence), (Cause::HeldByOtherRank, Confidence::High));
-    let by = RankFact::HoldsUp {
-        rank: Group::Tp.rank(1),
-        pid: 11,
-        phase: Some(Phase::Transferring),
-        over_on: 2,
-        cause: Some(Cause::AbortIgnored),
-    };
-    assert_eq!(
-        by.to_string(),
-        "rank TP1, pid 11, polls Transferring since; 2 of the ranks are done with the room and wait for it. \
-         Its cause there is AbortIgnored"
-    );
-    assert_eq!(ranks.says(0, 20.0), [Fact::Ranks { what: by }]);
-    assert_eq!(ranks.cause(1, 20.0), Cause::AbortIgnored, "what is stuck is there");
-    assert_eq!(ranks.says(1, 20.0), []);
-    assert!(!diagnosis.cause.is_stuck(), "one that waits for another one's is not counted");
-    ranks.poll(1, 21.0, Phase::Success);
-    assert_eq!(ranks.pass(21.1, &[0, 1, 2]).cause(0, 21.1), Cause::Unknown, "it leaves in this pass");
-}
-
-#[test]
-fn a_stage_that_has_failed_a_request_waits_for_the_others_too() {
-    let mut ranks = Ranks::with_request(Group::Pp, 2, &[0, 1]);
-    ranks.poll(0, 3.0, Phase::Failed);
-    assert_eq!(ranks.pass(20.0, &[0, 1]).cause(0, 20.0), Cause::HeldByOtherRank);
-    ranks.poll(1, 21.0, Phase::Failed);
-    assert_eq!(ranks.pass(21.1, &[0, 1]).cause(0, 21.1), Cause::Unknown);
-}
-
-#[test]
-fn a_rank_that_is_not_seen_or_not_known_is_named_where_nothing_else_explains_the_wait() {
-    let spread = |number| Hello { nodes: Some(2), node_rank: Some(0), ..Group::Tp.hello(4, number) };
-    let mut unseen = Ranks::told([0, 1].into_iter().map(|number| (number, spread(number))), &[9]);
-    unseen.open(0, 1, ROOM);
-    unseen.open(1, 1, ROOM);
-    unseen.poll(0, 3.0, Phase::Success);
-    unseen.poll(1, 3.0, Phase::Success);
-    let says = unseen.pass(20.0, &[0, 1]).says(0, 20.0);
-    let what = RankFact::NotSeen { rank: Group::Tp.rank(2), ranks: 2, nodes: Some(2) };
-    assert_eq!((unseen.cause(0, 20.0), says), (Cause::Unknown, vec![Fact::Ranks { what: what.clone() }]));
-    assert_eq!(
-        what.to_string(),
-        "rank TP2 of this server is not seen, and 1 more (the server is spread over 2 nodes): it may hold the room up"
-    );
-
-    let mut doubted = Ranks::with_request(Group::Tp, 2, &[0, 1]);
-    doubted.poll(0, 3.0, Phase::Success);
-    doubted.tell(Input::Doubt { process: rank(1), why: ResyncReason::EventsLost });
-    let says = doubted.pass(20.0, &[0, 1]).says(0, 20.0);
-    let what = RankFact::NotKnown { rank: Group::Tp.rank(1), pid: 11 };
-    assert_eq!((doubted.cause(0, 20.0), says), (Cause::Unknown, vec![Fact::Ranks { what }]));
-}
-
-#[test]
 fn nothing_is_said_of_ranks_that_are_not_all_seen_or_not_all_known() {
     let mut unseen = Ranks::with_request(Group::Pp, 3, &[0, 1]);
     unseen.leave(0, 10.0);
@@ -407,5 +212,9 @@ fn schedulers_of_other_servers_are_not_compared() {
     ranks.open(0, 1, ROOM);
     ranks.open(1, 1, ROOM);
     ranks.leave(0, 10.0);
-    assert_eq!(ranks.pass(30.0, &[0, 1]).pass(60.0, &[0, 1]).cause(1, 60.0), Cause::Unknown, "a router may use a room on both");
+    assert_eq!(
+        ranks.pass(30.0, &[0, 1]).pass(60.0, &[0, 1]).cause(1, 60.0),
+        Cause::Unknown,
+        "a router may use a room on both"
+    );
 }

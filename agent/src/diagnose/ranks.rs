@@ -37,9 +37,8 @@ pub(super) fn diverges(tracked: &Tracked<'_>, now: Monotonic) -> Option<Room> {
         return Some(request.room);
     }
     let stalled = now.since(stalled_since(tracked, now)?);
-    let explains = |it: &Difference| {
-        it.is_settled || it.is_reduced || !it.batch_may_run || stalled >= BATCH_ENDS_WITHIN
-    };
+    let explains =
+        |it: &Difference| it.is_settled || it.is_reduced || !it.batch_may_run || stalled >= BATCH_ENDS_WITHIN;
     ranks.differ.filter(explains).map(|it| it.room)
 }
 

@@ -24,10 +24,11 @@ const AT_ONCE: usize = 3;
 static RUNNING: (Mutex<usize>, Condvar) = (Mutex::new(0), Condvar::new());
 
 /// The right to run a server.
-struct Slot;
+pub struct Slot;
 
 impl Slot {
-    fn take() -> Self {
+    /// Waits for it.
+    pub fn take() -> Self {
         let mut running = RUNNING.1.wait_while(RUNNING.0.lock().unwrap(), |running| *running >= AT_ONCE).unwrap();
         *running += 1;
         Self

@@ -158,7 +158,10 @@ impl Member<'_> {
     /// Its requests that are over, and not on another rank.
     fn held(&self, members: &[Self]) -> HashMap<u64, HeldBy> {
         let is_over = |request: &&Request| request.phase.is_some_and(Phase::is_terminal);
-        self.queue().filter(is_over).filter_map(|request| Some((request.serial, held_by(request.room, members)?))).collect()
+        self.queue()
+            .filter(is_over)
+            .filter_map(|request| Some((request.serial, held_by(request.room, members)?)))
+            .collect()
     }
 
     /// Requests in its queue that can be told by their room.
