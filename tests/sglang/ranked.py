@@ -21,6 +21,7 @@ class Scheduler(scheduler.Scheduler):
         super().__init__(loaded, place.bootstrap_port, memory)
         self.attn_tp_cpu_group = Group(place.folder, f"tp-of-stage-{place.pp_rank}", place.tp_rank, place.tp)
         self.attn_cp_cpu_group = None  # one rank
+        self.pass_sleep = 0.004  # each rank keeps a core busy, and so does its decode
         self.lines, self.answers = queue.SimpleQueue(), queue.SimpleQueue()
 
     def claim_sizes(self, tp, pp, cp):

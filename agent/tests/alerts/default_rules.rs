@@ -15,8 +15,8 @@ const CASES: [(Cause, &str, f64); 10] = [
     (Cause::Unknown, "PinnedUnknown", 390.5),
 ];
 
-/// Causes that are about the server as a whole: a warm-up shows them as well.
-const OF_THE_SERVER: [Cause; 2] = [Cause::LoopStalled, Cause::RankDivergence];
+/// Causes that are about the server as a whole, or its other ranks: a warm-up shows them as well.
+const OF_THE_SERVER: [Cause; 3] = [Cause::LoopStalled, Cause::RankDivergence, Cause::HeldByOtherRank];
 
 /// Causes that transfers show, whatever else is known of the request: when the rule fires, and how urgent it is.
 const OF_TRANSFERS: [(Cause, f64, Severity); 7] = [

@@ -19,6 +19,9 @@ use super::{
     wait::{PATIENCE, until, until_true},
 };
 
+/// Schedulers of a server; each has a decode too.
+const RANKS: usize = 2;
+
 /// A running server; ends with its test.
 pub struct Ranks {
     process: Child,
@@ -47,7 +50,7 @@ impl Drop for Ranks {
 impl Ranks {
     /// A server of this release with such groups, as `["--tp", "2"]`, each rank with the hook in it.
     pub fn start(release: &str, groups: &[&str]) -> Self {
-        let slot = Slot::take();
+        let slot = Slot::take(RANKS);
         let environment = sglang().unwrap();
         let folder = tempfile::tempdir().unwrap();
         let mut process = Command::new(&environment.python)
