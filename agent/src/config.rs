@@ -2,6 +2,7 @@
 //!
 //! [`Config::load`] decides about the whole file and names every problem with its place.
 
+mod peers;
 mod probes;
 mod record;
 
@@ -21,6 +22,8 @@ use crate::{
     sink::alertmanager,
 };
 
+pub use peers::Peers;
+use peers::RawPeers;
 use probes::RawProbes;
 pub use probes::{Completions, Probes};
 use record::RawRecord;
@@ -39,6 +42,8 @@ pub struct Config {
     pub node: String,
     /// The Alertmanagers.
     pub alertmanager: Alertmanager,
+    /// The agents of other nodes.
+    pub peers: Peers,
     /// The audit log.
     pub audit: Audit,
     /// Size of the ring buffer between kernel and agent, in bytes.
@@ -104,6 +109,7 @@ impl Default for Config {
             mode: Mode::Observe,
             node: hostname(),
             alertmanager: Alertmanager::default(),
+            peers: Peers::default(),
             audit: Audit::default(),
             ring_size: 8 << 20,
             drain_interval: Duration::from_millis(10),
@@ -166,6 +172,7 @@ const SHAPE: Shape = Shape::Map(&[
             ("runbook_url", Shape::Any),
         ]),
     ),
+    ("peers", Shape::Map(&[("urls", Shape::Any)])),
     ("audit", Shape::Map(&[("path", Shape::Any)])),
     ("ring_size", Shape::Any),
     ("drain_interval", Shape::Any),
@@ -195,6 +202,7 @@ struct RawConfig {
     mode: Option<Text>,
     node: Option<Text>,
     alertmanager: Option<RawAlertmanager>,
+    peers: Option<RawPeers>,
     audit: Option<RawAudit>,
     ring_size: Option<Text>,
     drain_interval: Option<Text>,
@@ -303,6 +311,7 @@ impl Config {
             set.url(&text);
             config.alertmanager.runbook_url = Some(text.value);
         }
+        config.peers.set(raw.peers.unwrap_or_default(), set);
         set.path(&mut config.audit.path, raw.audit.unwrap_or_default().path);
         let remediation = raw.remediation.unwrap_or_default();
         set.number(&mut config.remediation.max_per_minute, remediation.max_per_minute, 0, 6_000);

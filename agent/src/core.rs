@@ -67,8 +67,8 @@ impl Core {
                 self.identities.insert(process, identity.into());
                 tracker.attach(process, clock_offset);
             }
-            Input::Detach { process, at } => {
-                tracker.detach(process, at, &mut effects.changes);
+            Input::Detach { process, why, at } => {
+                tracker.detach(process, why, at, &mut effects.changes);
                 self.identities.remove(&process);
             }
             Input::Doubt { process, why } => tracker.needs_resync(process.pid, why),
@@ -78,6 +78,7 @@ impl Core {
             Input::Observed { process, seen, at } => tracker.observed(process, seen, at),
             Input::DeviceError { process, error } => tracker.device_error(process, error),
             Input::Looked { process, polls, began, at } => tracker.looked(process, &polls, began, at),
+            Input::RoomEnds { room, side, ends, at } => tracker.told_of_ends(room, side, ends, at),
             Input::Snapshot(snapshot) => self.restore(*snapshot),
             Input::Rules { rules: Rules::Here(rules), at } => {
                 effects.verdicts.extend(self.replace_rules(*rules, at));
@@ -85,6 +86,7 @@ impl Core {
             Input::Rules { rules: Rules::Elsewhere { .. }, .. } => {}
             Input::Tick { now, pace } => {
                 self.compare_ranks(now);
+                self.tracker.compare_ends(now);
                 let stopwatch = Stopwatch::start(pace);
                 effects.verdicts.extend(self.tick(now, &stopwatch));
                 effects.stopped = stopwatch.stopped();

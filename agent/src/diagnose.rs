@@ -1,7 +1,10 @@
 //! Why a request is where it is. A pure function over what is known; `now` is an argument.
 
 mod cause;
+mod codes;
+mod decode;
 mod evidence;
+mod other_end;
 mod quiescence;
 mod rank_evidence;
 mod ranks;
@@ -74,7 +77,7 @@ impl Diagnosis {
 /// Says why a request waits, what speaks for it, whether a write may be under way, and how sure that is.
 pub fn diagnose(tracked: &Tracked<'_>, now: Monotonic) -> Diagnosis {
     let Conclusion { cause, quiescence, confidence } = conclude(tracked, now);
-    Diagnosis { cause, evidence: evidence::evidence(tracked, now), quiescence, confidence }
+    Diagnosis { cause, evidence: evidence::evidence(tracked, cause, now), quiescence, confidence }
 }
 
 /// What [`diagnose`] says, without the evidence.
@@ -84,7 +87,8 @@ pub fn conclude(tracked: &Tracked<'_>, now: Monotonic) -> Conclusion {
     let released = tracked.request.ended.as_ref().and_then(|ended| ended.unsafe_release.as_deref().copied());
     // Whose the transfers of a room are that another sender had too cannot be told.
     let are_its_own = tracked.request.shared_with.is_none();
-    let seen = synchronised && (!cause.rests_on_transfers() || are_its_own && quiescence::is_watched(tracked));
+    let by_transfers = cause.rests_on_transfers() && other_end::cause(tracked, now) != Some(cause);
+    let seen = synchronised && (!by_transfers || are_its_own && quiescence::is_watched(tracked));
     Conclusion {
         cause,
         quiescence: quiescence::quiescence(tracked),
@@ -94,6 +98,8 @@ pub fn conclude(tracked: &Tracked<'_>, now: Monotonic) -> Conclusion {
 
 #[cfg(test)]
 mod cause_world;
+#[cfg(test)]
+mod decode_tests;
 #[cfg(test)]
 mod held_tests;
 #[cfg(test)]

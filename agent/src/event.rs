@@ -5,6 +5,7 @@
 pub mod clock;
 pub mod decode;
 pub mod native;
+pub mod receiver;
 
 use std::fmt;
 
@@ -12,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use clock::Monotonic;
 use native::NativeEvent;
+use receiver::ReceiverEvent;
 
 /// A process of this node that cannot be confused with a later one of the same pid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -389,5 +391,6 @@ pub enum Body {
     Paused,
     Resumed,
     Remedy { room: Room, sender: u64, flag: Option<FailureFlag> },
+    Receiver(ReceiverEvent),
     Native(Box<NativeEvent>),
 }

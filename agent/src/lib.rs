@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 pub mod check;
+mod client;
 pub mod config;
 pub mod core;
 pub mod diagnose;

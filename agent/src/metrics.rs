@@ -35,9 +35,13 @@ pub struct CauseLabel {
     pub cause: &'static str,
 }
 
-/// One label, `phase`.
+/// Labels of requests.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct PhaseLabel {
+    /// `prefill` or `decode`: the side that their server is on.
+    pub role: &'static str,
+    /// The queue that they are in; `none` when in none.
+    pub queue: &'static str,
     /// SGLang's name of the phase; `none` before the first poll.
     pub phase: &'static str,
 }
@@ -183,6 +187,8 @@ pub struct Metrics {
     pub probes: Family<ProbeLabel, Number>,
     /// Looks at servers whose transfers do not get on, by outcome.
     pub looks: Family<OutcomeLabel, Count>,
+    /// Questions to the agents of other nodes about a room's other end, by outcome.
+    pub peer_questions: Family<OutcomeLabel, Count>,
     /// Calls into transfer engines whose return could not be joined to its entry, by reason.
     pub calls_lost: Family<Reason, Count>,
     /// Events that could not be decoded, by reason.
@@ -197,7 +203,7 @@ pub struct Metrics {
     pub resynchronisations: Family<Reason, Count>,
     /// Messages of a hook that could not be used, by reason.
     pub control_discarded: Family<Reason, Count>,
-    /// Live requests by phase.
+    /// Live requests by role, queue and phase.
     pub requests: Family<PhaseLabel, Number>,
     /// Requests in inflight queues.
     pub inflight: Number,
@@ -250,7 +256,7 @@ impl Metrics {
         r.register("attach_errors", "Failures to attach to a server or its hook", self.attach_errors.clone());
         r.register("resynchronisations", "Resynchronisations asked for", self.resynchronisations.clone());
         r.register("control_discarded", "Messages of a hook that could not be used", self.control_discarded.clone());
-        r.register("requests", "Live requests by phase", self.requests.clone());
+        r.register("requests", "Live requests by role, queue and phase", self.requests.clone());
         r.register("inflight_requests", "Requests in prefill inflight queues", self.inflight.clone());
         let oldest = "Age of the oldest request in a prefill inflight queue";
         r.register_with_unit("oldest_inflight_request_age", oldest, Unit::Seconds, self.oldest_inflight.clone());
@@ -295,6 +301,7 @@ impl Metrics {
         let unsafe_releases = "Requests whose pages were released while a transfer of theirs was under way";
         r.register("unsafe_releases", unsafe_releases, self.unsafe_releases.clone());
         r.register("probes", "Probes on transfer engines, by what became of them", self.probes.clone());
+        r.register("peer_questions", "Questions to other agents about a room's other end", self.peer_questions.clone());
         r.register("looks", "Looks at servers whose transfers do not get on", self.looks.clone());
     }
 

@@ -8,6 +8,7 @@ mod dumps;
 mod engines;
 mod looks;
 pub mod notice;
+mod peers;
 mod publish;
 mod reload;
 mod remediate;
@@ -42,7 +43,10 @@ use crate::{
         tracker::{Change, Limits},
     },
     rule::{Mode, RuleSet, alert::AlertState},
-    server::status::{Health, Status},
+    server::{
+        rooms::RoomQuestion,
+        status::{Health, Status},
+    },
     sink::{
         alertmanager::{AlertmanagerSink, SetupError},
         audit::{Audit, AuditError, AuditRecord},
@@ -54,6 +58,7 @@ use dumps::Dumps;
 use engines::Survey;
 use looks::Looking;
 use notice::Notice;
+use peers::{Peers, Told};
 use remediate::Decision;
 use servers::Server;
 
@@ -99,6 +104,8 @@ pub struct Parts {
 pub struct Requests {
     /// The HTTP server: for the status.
     pub status: mpsc::Receiver<oneshot::Sender<Status>>,
+    /// The HTTP server: about a room, for the agent of another node.
+    pub rooms: mpsc::Receiver<RoomQuestion>,
     /// For the rules to be read again.
     pub reload: mpsc::Receiver<()>,
     /// For what the flight recorder has.
@@ -114,6 +121,9 @@ pub enum StartError {
     /// The Alertmanagers.
     #[error(transparent)]
     Alertmanager(#[from] SetupError),
+    /// What asks other agents.
+    #[error("the HTTP client for other agents cannot be made: {0}")]
+    Peers(reqwest::Error),
     /// The folder of recordings.
     #[error(transparent)]
     Recordings(#[from] FolderError),
@@ -136,6 +146,8 @@ pub struct Pipeline {
     surveys: Option<mpsc::Receiver<Survey>>,
     devices: Devices,
     readings: Option<mpsc::Receiver<Reading>>,
+    peers: Peers,
+    telling: Option<mpsc::Receiver<Told>>,
     resynchronise: bool,
     epoch: u64,
     servers: HashMap<ProcessKey, Server>,
@@ -171,6 +183,7 @@ impl Pipeline {
         let limits = Limits { requests: config.max_requests, transfers: config.max_transfers };
         let (surveyed, surveys) = mpsc::channel(1);
         let (devices, readings) = Devices::new();
+        let (peers, telling) = Peers::new(config.peers.urls.clone()).map_err(StartError::Peers)?;
         Ok(Self {
             core: Flight::new(rules, limits, &config.node, span, Monotonic::now()),
             dumps,
@@ -193,6 +206,8 @@ impl Pipeline {
             surveys: Some(surveys),
             devices,
             readings: Some(readings),
+            peers,
+            telling: Some(telling),
             resynchronise,
             alertmanager,
             audit,
@@ -201,7 +216,7 @@ impl Pipeline {
 
     /// Runs until `stop`; then it tells what it has recorded.
     pub async fn run(mut self, stop: CancellationToken, requests: Requests) -> Option<Recording> {
-        let Requests { mut status, mut reload, mut dump } = requests;
+        let Requests { mut status, mut rooms, mut reload, mut dump } = requests;
         let mut drain = pin!(sleep(Duration::ZERO));
         let mut quiet_looks = 0_u32;
         let mut tick = interval(TICK);
@@ -211,6 +226,7 @@ impl Pipeline {
         }
         let (found, mut targets) = mpsc::channel(1);
         let (mut surveys, mut readings) = (self.surveys.take()?, self.readings.take()?);
+        let mut telling = self.telling.take()?;
         loop {
             tokio::select! {
                 () = stop.cancelled() => break,
@@ -228,6 +244,8 @@ impl Pipeline {
                 () = until_look_ends(self.looking.as_ref().map(|looking| looking.until)) => self.end_look(),
                 Some(survey) = surveys.recv() => self.attach_engine(survey),
                 Some(reading) = readings.recv() => self.devices_read(reading),
+                Some(told) = telling.recv() => self.peers_told(told),
+                Some(question) = rooms.recv() => self.answer_peer(question),
                 Some(answer) = status.recv() => {
                     // The asker may have gone.
                     let _ = answer.send(self.status(Monotonic::now()));
@@ -309,6 +327,7 @@ impl Pipeline {
         self.observe(now);
         self.begin_look(now);
         self.read_devices(now);
+        self.ask_peers(now);
         self.apply(Input::Tick { now, pace: Pace::Within(EVALUATION_BUDGET) });
         self.dump(now);
         for (key, outcome) in self.ladder.expire(now) {

@@ -4,7 +4,10 @@
 //! sender the address of a freed one, so neither is ever a key.
 
 pub mod correlate;
+pub mod ends;
 mod flush;
+mod notified;
+mod place;
 mod process;
 pub mod rank;
 pub mod tracker;
@@ -13,6 +16,10 @@ pub mod transfers;
 
 use rank::{DroppedBy, HeldBy, Ranks};
 use serde::Serialize;
+
+pub use ends::Side;
+pub use notified::PeerEnded;
+pub use place::{Queue, Receiving};
 
 use crate::{
     event::{
@@ -23,6 +30,7 @@ use crate::{
     record::codec::recorded,
     target::device::DeviceErrorKind,
 };
+use ends::RoomEnd;
 
 /// A request instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
@@ -78,10 +86,14 @@ pub struct Request {
     pub dropped_by: Option<Box<DroppedBy>>,
     /// Another rank of the server that holds it up: over here, it is not over there.
     pub held_by: Option<Box<HeldBy>>,
+    /// What the other end of its room does, where exactly one is seen. Not looked at while the request is young.
+    pub other_end: Option<Box<RoomEnd>>,
     /// When a failure flag was set by us.
     pub remedied: Option<Monotonic>,
     /// How it ended, when it did.
     pub ended: Option<Box<Ended>>,
+    /// Where a decode server has it; nothing on a prefill.
+    pub receiving: Option<Receiving>,
     /// When `failure_exception()` was called: its group fails it, whatever its own `poll()` says.
     pub failed: Option<Monotonic>,
 }
@@ -89,7 +101,7 @@ pub struct Request {
 recorded!(struct Request {
     serial, room, rid, backend, created, phase, phase_since, phase_passes, entered, sent_chunks, sent_pages, sent_last, aborted,
     update_dropped, peer_aborted, shared_with, cleared_by, cleared_at, remedied, ended, failed,
-    resurrected, dropped_by, held_by,
+    resurrected, dropped_by, held_by, other_end, receiving,
 });
 recorded!(struct Aborted { at, passes });
 recorded!(struct Resurrected { at, to });
@@ -162,9 +174,11 @@ impl Request {
             resurrected: None,
             dropped_by: None,
             held_by: None,
+            other_end: None,
             remedied: None,
             ended: None,
             failed: None,
+            receiving: None,
         }
     }
 
@@ -175,13 +189,9 @@ impl Request {
 
     /// The time of the oldest thing that is known of it.
     pub fn oldest(&self) -> Monotonic {
-        let others = [Some(self.phase_since), self.entered, self.aborted.as_ref().map(|aborted| aborted.at)];
+        let queued = self.entered.or(self.receiving.map(|receiving| receiving.since));
+        let others = [Some(self.phase_since), queued, self.aborted.as_ref().map(|aborted| aborted.at)];
         others.into_iter().flatten().fold(self.created, Monotonic::min)
-    }
-
-    /// Since when it waits: for the inflight queue to let it go, or for its bootstrap.
-    pub fn waiting_since(&self) -> Monotonic {
-        self.entered.unwrap_or(self.created)
     }
 }
 
@@ -348,6 +358,8 @@ pub struct NativeState {
     pub completion_error: Option<(Monotonic, u32)>,
     /// What its RDMA devices counted last, of each kind of error.
     pub device_errors: Vec<DeviceError>,
+    /// That the only process to which it was seen to write has ended.
+    pub peer_ended: Option<PeerEnded>,
 }
 
 /// An error that an RDMA device counted: of whoever uses it.
@@ -368,7 +380,7 @@ pub struct DeviceError {
 }
 
 recorded!(enum Watch { 0 No {}, 1 Since { at, engine } });
-recorded!(struct NativeState { watch, endpoint_error, completion_error, device_errors });
+recorded!(struct NativeState { watch, endpoint_error, completion_error, device_errors, peer_ended });
 recorded!(struct EndpointFailure { at, point, status });
 
 /// An endpoint that was given up.

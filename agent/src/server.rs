@@ -1,13 +1,14 @@
-//! `/metrics`, `/live`, `/ready`, `/status` over HTTP.
+//! `/metrics`, `/live`, `/ready`, `/status`, `/rooms/ROOM` over HTTP.
 
 pub mod replica;
+pub mod rooms;
 pub mod status;
 
 use std::{net::SocketAddr, sync::Arc};
 
 use axum::{
     Json, Router,
-    extract::State,
+    extract::{Path, Query, State},
     http::{StatusCode, header},
     response::{IntoResponse, Response},
     routing::get,
@@ -20,6 +21,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::event::clock::Monotonic;
+use rooms::RoomQuestion;
 use status::{Health, Status};
 
 /// What the routes need.
@@ -31,6 +33,8 @@ pub struct Api {
     pub health: Arc<Health>,
     /// Asks the pipeline for its status.
     pub status: mpsc::Sender<oneshot::Sender<Status>>,
+    /// Asks the pipeline about a room.
+    pub rooms: mpsc::Sender<RoomQuestion>,
 }
 
 /// Why the API cannot be served.
@@ -62,6 +66,7 @@ pub async fn serve(listener: TcpListener, api: Api, stop: CancellationToken) {
         .route("/live", get(live))
         .route("/ready", get(ready))
         .route("/status", get(status))
+        .route("/rooms/{room}", get(room))
         .with_state(api);
     if let Err(error) = axum::serve(listener, routes).with_graceful_shutdown(stop.cancelled_owned()).await {
         tracing::error!(%error, "the HTTP server stopped");
@@ -100,6 +105,21 @@ async fn status(State(api): State<Api>) -> Response {
     }
     match status.await {
         Ok(status) => Json(status).into_response(),
+        Err(_) => (StatusCode::SERVICE_UNAVAILABLE, "the pipeline has stopped\n").into_response(),
+    }
+}
+
+async fn room(
+    State(api): State<Api>,
+    Path(room): Path<u64>,
+    Query(rooms::Query { side }): Query<rooms::Query>,
+) -> Response {
+    let (answer, told) = oneshot::channel();
+    if api.rooms.send(RoomQuestion { room, side, answer }).await.is_err() {
+        return (StatusCode::SERVICE_UNAVAILABLE, "the pipeline has stopped\n").into_response();
+    }
+    match told.await {
+        Ok(told) => Json(told).into_response(),
         Err(_) => (StatusCode::SERVICE_UNAVAILABLE, "the pipeline has stopped\n").into_response(),
     }
 }

@@ -210,3 +210,16 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn peers_are_asked_over_plain_http_and_there_are_not_more_than_one_can_ask() {
+    let good = Config::load("peers: { urls: [http://agents:9464, 'http://10.0.0.7:9464/'] }", "c.yaml").unwrap();
+    let urls: Vec<&str> = good.peers.urls.iter().map(|url| url.as_str()).collect();
+    assert_eq!(urls, ["http://agents:9464/", "http://10.0.0.7:9464/"]);
+    let bad = Config::load("peers:\n  urls:\n    - https://agents\n    - agents\n", "c.yaml").unwrap_err();
+    let told: Vec<String> = bad.iter().map(ToString::to_string).collect();
+    assert_eq!(told.len(), 2, "{told:?}");
+    assert!(told[0].starts_with("c.yaml:3:7") && told[0].contains("http://"), "{told:?}");
+    let many = format!("peers: {{ urls: [{}] }}", vec!["http://a"; 65].join(", "));
+    assert_eq!(Config::load(&many, "c.yaml").unwrap_err().len(), 1);
+}

@@ -287,6 +287,7 @@ proptest! {
             "send, sender: 1, pages: 4294967295, last: true", "clear, sender: 1", "failure, sender: 1", "enter, sender: 1, rid: ''", "leave, sender: 1, reason: removed",
             "peer_abort, room: 7", "chunk, room: 7, step: begun, queued: 65535, thread: 0", "post, handle: 1, room: 7", "transfer, handle: 1, status: failed, code: -2147483648",
             "endpoint_error, code: -128", "completion_error, code: 4294967295", "paused", "resumed", "loop_stops", "loop_turns", "marks_lost", "transfers_lost", "exit",
+            "other_end, room: 7, state: lives", "other_end, room: 7, state: process_ended", "other_end, room: 7, state: failed",
         ]),
     ), 0..20)) {
         let mut events = events;

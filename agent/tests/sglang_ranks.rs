@@ -61,7 +61,7 @@ fn assert_nothing_done(agent: &Agent) {
 fn assert_hook_refuses(pid: u32, alert: &Value, phase: u8, reason: &str) {
     let (rid, room) = (text(&alert["rid"]["text"]), text(&alert["room"]));
     let named = Named { serial: alert["serial"].as_u64().unwrap(), rid, room, phase };
-    assert_eq!(Hand::take_of(pid).fail(&named).as_deref(), Some(reason));
+    assert_eq!(Hand::of(pid).fail(&named).as_deref(), Some(reason));
 }
 
 fn names(replica: &Value) -> Vec<&str> {
@@ -82,7 +82,7 @@ fn healthy_ranks_are_seen_side_by_side_and_nothing_is_said_of_them() {
             assert_eq!(agent.firing(), [Value::Null; 0]);
             assert!(agent.terminate().success());
             // From 0.5.22 on stages keep the statuses of rooms in a store of their own, not in a dictionary.
-            ranks.pids().iter().for_each(|pid| Hand::take_of(*pid).assert_hook_is_well());
+            ranks.pids().iter().for_each(|pid| Hand::of(*pid).assert_hook_is_well());
         }
     });
 }

@@ -105,9 +105,10 @@ async fn watch(mut server: DemoServer, folder: &std::path::Path, without_bpf: bo
     };
     let stop = CancellationToken::new();
     let (_ask, asked) = mpsc::channel(1);
+    let (_ask_of_rooms, rooms) = mpsc::channel(1);
     let (_reload, reload) = mpsc::channel(1);
     let (_dump, dump) = mpsc::channel(1);
-    let requests = Requests { status: asked, reload, dump };
+    let requests = Requests { status: asked, rooms, reload, dump };
     let pipeline = tokio::spawn(Pipeline::start(parts)?.run(stop.clone(), requests));
 
     let mut story = Story::default();

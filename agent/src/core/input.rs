@@ -10,8 +10,13 @@ use std::{
 
 use super::Snapshot;
 use crate::{
-    event::{Event, ProcessKey, clock::Monotonic, native::Engine},
-    request::{DeviceError, ResyncReason, tracker::Change, transfer::Observation},
+    event::{Event, ProcessKey, Room, clock::Monotonic, native::Engine},
+    request::{
+        DeviceError, ResyncReason,
+        ends::{RoomEnd, Side},
+        tracker::{Change, Parting},
+        transfer::Observation,
+    },
     rule::RuleSet,
     verdict::{ServerIdentity, Verdict},
 };
@@ -35,6 +40,19 @@ pub enum Input {
     Detach {
         /// Which.
         process: ProcessKey,
+        /// Why.
+        why: Parting,
+        /// When.
+        at: Monotonic,
+    },
+    /// Agents of other nodes told of a room.
+    RoomEnds {
+        /// Which.
+        room: Room,
+        /// At which of its ends they were asked to look.
+        side: Side,
+        /// What they know there.
+        ends: Vec<RoomEnd>,
         /// When.
         at: Monotonic,
     },

@@ -5,6 +5,7 @@ use std::{fmt, time::Duration};
 use serde::Serialize;
 
 use super::{
+    decode, other_end,
     quiescence::{is_proved_by_transfers, is_watched},
     ranks::diverges,
     stalled::stalled_since,
@@ -17,7 +18,7 @@ use crate::{
         native::{Engine, NIXL_REMOTE_DISCONNECT},
     },
     request::{
-        NativeState,
+        NativeState, Side,
         tracker::Tracked,
         transfer::SubjectTransfers,
         transfers::{Transfers, Work},
@@ -27,7 +28,7 @@ use crate::{
 /// Why a request is stuck, in the field's words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 pub enum Cause {
-    /// Two requests share one room, and the other one ended it.
+    /// Two requests share one room, and the other one ended it. On a decode the server's waiting time-out ends that.
     RoomCollision,
     /// `update_status(Failed)` came after the room had been cleared, and did nothing.
     UpdateDropped,
@@ -35,7 +36,7 @@ pub enum Cause {
     AbortIgnored,
     /// In the inflight queue, but nothing was ever sent.
     Parked,
-    /// The decode side never registered.
+    /// The other side never registered: on a decode, the prefill is not known, or has not said that it has the room.
     NeverBootstrapped,
     /// The engine, or the device, said that a transfer failed, and `poll()` does not say so.
     CompletionError,
@@ -48,9 +49,9 @@ pub enum Cause {
     /// The transfer worker that this room's chunks wait for has held another room's chunk for some time without getting on, and
     /// they have waited as long.
     WorkerBlocked,
-    /// This room's chunks wait for a worker that gets on, or have not waited for long.
+    /// This room's chunks wait for a worker that gets on, or have not waited for long; on a decode, it waits for memory or a slot.
     CapacityStall,
-    /// Every transfer is done, and `poll()` does not say so.
+    /// Every transfer is done, or the other end of the room says so, and `poll()` does not say so.
     CompletionLost,
     /// It has left the queue as failed, and given its pages to others, while a transfer of it was under way. Not a reason to
     /// wait: what happened.
@@ -61,6 +62,8 @@ pub enum Cause {
     RankDivergence,
     /// It had failed, and a late call made its room's status better than that again.
     Resurrected,
+    /// The other end of the room has given the request up, and this one waits on: nobody told it.
+    FailureNotTold,
     /// A warm-up or a health check, which has nothing to transfer, and does not end.
     WarmupPinned,
     /// It is over on this rank of its server and not on another one, where it may be stuck: the evidence names that.
@@ -71,7 +74,7 @@ pub enum Cause {
 
 impl Cause {
     /// Every cause that can be diagnosed.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 20] = [
         Self::RoomCollision,
         Self::UpdateDropped,
         Self::AbortIgnored,
@@ -88,6 +91,7 @@ impl Cause {
         Self::LoopStalled,
         Self::RankDivergence,
         Self::Resurrected,
+        Self::FailureNotTold,
         Self::WarmupPinned,
         Self::HeldByOtherRank,
         Self::Unknown,
@@ -142,6 +146,7 @@ impl Cause {
             Self::LoopStalled => "LoopStalled",
             Self::RankDivergence => "RankDivergence",
             Self::Resurrected => "Resurrected",
+            Self::FailureNotTold => "FailureNotTold",
             Self::WarmupPinned => "WarmupPinned",
             Self::HeldByOtherRank => "HeldByOtherRank",
             Self::Unknown => "Unknown",
@@ -166,6 +171,8 @@ pub(super) const MOVES_WITHIN: Duration = Duration::from_secs(10);
 const SECOND: Duration = Duration::from_secs(1);
 /// How long a server that goes on polling may take after the last transfer's end to say so.
 const CONCLUDES_WITHIN: Duration = Duration::from_secs(5);
+/// How long a server may go on posting to a peer that has ended.
+const NOTICED_WITHIN: Duration = Duration::from_secs(60);
 /// `UCS_ERR_CONNECTION_RESET` (`ucs/type/status.h`): what UCX says of an endpoint over TCP whose peer was killed (NIXL 0.3.1 to
 /// 1.5.1). Where a device's retries run out it says endpoint timeout, -80: the peer's process may well live.
 const UCS_ERR_CONNECTION_RESET: i8 = -25;
@@ -185,6 +192,9 @@ pub fn cause(tracked: &Tracked<'_>, now: Monotonic) -> Cause {
     }
     if request.phase.is_some_and(Phase::is_terminal) {
         return if request.held_by.is_some() { Cause::HeldByOtherRank } else { Cause::Unknown };
+    }
+    if request.side() == Side::Decode {
+        return decode::cause(tracked, now);
     }
     // A fake sender has no room in `request_status`, and nothing of what follows is true of it.
     if request.backend == Backend::Fake {
@@ -206,13 +216,17 @@ pub fn cause(tracked: &Tracked<'_>, now: Monotonic) -> Cause {
     {
         return Cause::AbortIgnored;
     }
+    let by_other_end = other_end::cause(tracked, now);
+    if by_other_end == Some(Cause::PeerGone) {
+        return Cause::PeerGone;
+    }
     if request.phase == Some(Phase::Bootstrapping) {
-        return Cause::NeverBootstrapped;
+        return by_other_end.unwrap_or(Cause::NeverBootstrapped);
     }
     if request.is_inflight() && request.sent_chunks == 0 && request.phase == Some(Phase::WaitingForInput) {
-        return Cause::Parked;
+        return by_other_end.unwrap_or(Cause::Parked);
     }
-    cause_by_transfers(tracked, now).unwrap_or(Cause::Unknown)
+    cause_by_transfers(tracked, now).or(by_other_end).unwrap_or(Cause::Unknown)
 }
 
 fn cause_by_transfers(tracked: &Tracked<'_>, now: Monotonic) -> Option<Cause> {
@@ -281,14 +295,24 @@ pub fn cause_of_room(
     now: Monotonic,
 ) -> Option<Cause> {
     if let Some((at, engine, code)) = known.failure.filter(|(at, ..)| *at >= since) {
-        let is_gone = (engine, code) == (Engine::Nixl, NIXL_REMOTE_DISCONNECT) && was_reset(native, since, at);
-        return Some(if is_gone { Cause::PeerGone } else { Cause::CompletionError });
+        let was_reset = (engine, code) == (Engine::Nixl, NIXL_REMOTE_DISCONNECT) && was_reset(native, since, at);
+        return Some(if was_reset || is_peer_gone(known, native) { Cause::PeerGone } else { Cause::CompletionError });
     }
     // What was posted before goes on under a room that is used again.
     let (_, oldest) = known.under_way_since(since)?;
+    if is_peer_gone(known, native) {
+        return Some(Cause::PeerGone);
+    }
     let stalled = now.since(known.last_moved().unwrap_or(oldest)) >= MOVES_WITHIN;
     let slow = now.since(oldest) >= MOVES_WITHIN;
     if stalled { Some(Cause::TransferStalled) } else { slow.then_some(Cause::Slow) }
+}
+
+/// Whether the only process to which this server writes has ended, not long before the last of these was posted, or since.
+/// Where a device's retries run out that is all that tells a process that is gone from a way that is broken.
+fn is_peer_gone(known: &SubjectTransfers, native: &NativeState) -> bool {
+    let ended = native.peer_ended.map(|peer| peer.at.plus(NOTICED_WITHIN));
+    ended.is_some_and(|ended| known.last_posted.is_some_and(|posted| ended >= posted))
 }
 
 /// Whether an endpoint was reset between those times. It has to be seen: that no other reason was seen says nothing where the

@@ -5,7 +5,10 @@ use std::fmt;
 use serde::Serialize;
 
 use super::{
-    cause::{MOVES_WITHIN, cause, work_ahead},
+    Cause,
+    cause::{MOVES_WITHIN, work_ahead},
+    codes::{ucs_status_name, wc_status_name},
+    decode, other_end,
     quiescence::{SETTLES_WITHIN, is_watched},
     rank_evidence::{RankFact, of_ranks},
     ranks::diverges,
@@ -17,7 +20,13 @@ use crate::{
         clock::Monotonic,
         native::{Engine, failure_name},
     },
-    request::{DeviceError, Resurrected, Sync, rank::Rank, tracker::Tracked, transfer::Looked},
+    request::{
+        DeviceError, Queue, Resurrected, Sync,
+        ends::{Conclusion, EndState, RoomEnd, Side},
+        rank::Rank,
+        tracker::Tracked,
+        transfer::Looked,
+    },
 };
 
 /// Something that a person can check.
@@ -43,6 +52,8 @@ pub enum Source {
     Completions,
     /// Counters of the RDMA devices that the server has open.
     Devices,
+    /// The other end of the room: a server of this node, or the agent of another one.
+    Peer,
 }
 
 impl Source {
@@ -53,6 +64,7 @@ impl Source {
             Self::Transfers => "transfers",
             Self::Completions => "completions",
             Self::Devices => "devices",
+            Self::Peer => "peer",
         }
     }
 }
@@ -96,6 +108,15 @@ pub enum Fact {
     Ranks { what: RankFact },
     Resurrected { room: Room, to: Phase },
     FakeSender,
+    OtherEnd(RoomEnd),
+    OtherEndNotSeen,
+    PeerEnded { pid: u32 },
+    EnteredDecodeQueue { queue: Queue },
+    PrefillNotKnown,
+    WaitsForMemory,
+    PrefillTold { pages: u64 },
+    WaitsForPrefill,
+    NotCommitted,
 }
 
 impl Fact {
@@ -191,6 +212,24 @@ impl fmt::Display for Fact {
             Self::FakeSender => {
                 f.write_str("a fake sender, of a warm-up or a health check: it has nothing to transfer")
             }
+            Self::OtherEnd(end) => write_end(f, end),
+            Self::OtherEndNotSeen => f.write_str(
+                "what the other end of the room does is not seen: no server of this node has it, and no agent of another one \
+                 (`peers.urls`) told of it",
+            ),
+            Self::PeerEnded { pid } => {
+                write!(f, "pid {pid} has ended, the only process that this server was seen to write to")
+            }
+            Self::EnteredDecodeQueue { queue } => write!(f, "entered the {} queue", queue.name()),
+            Self::PrefillNotKnown => f.write_str(
+                "the prefill is not known here yet; or, where decode allocates late, it has not said that it is done",
+            ),
+            Self::WaitsForMemory => f.write_str("waits for a slot or KV memory of this decode, its prefill is known"),
+            Self::PrefillTold { pages } => write!(f, "the prefill was told where to write its {pages} pages"),
+            Self::WaitsForPrefill => f.write_str("waits for the prefill to write them, and to say so"),
+            Self::NotCommitted => {
+                f.write_str("poll() says that it is over; its metadata, or another rank, is still waited for")
+            }
             Self::NobodyAsksForStatus => f.write_str("looked at: nobody asks the engine where the transfer stands"),
             Self::SourcesDisagree { hook_counts, transfers } => {
                 write!(
@@ -202,7 +241,22 @@ impl fmt::Display for Fact {
     }
 }
 
-pub(super) fn evidence(tracked: &Tracked<'_>, now: Monotonic) -> Vec<Evidence> {
+fn write_end(f: &mut fmt::Formatter<'_>, end: &RoomEnd) -> fmt::Result {
+    write!(f, "at the other end of the room, pid {}", end.pid)?;
+    if let Some(node) = &end.node {
+        write!(f, " on {}", node.escape_debug())?;
+    }
+    match end.state {
+        EndState::Lives { phase: Some(phase), .. } => write!(f, " has it still, and polls {phase} ever since"),
+        EndState::Lives { phase: None, .. } => f.write_str(" has it still, and has not polled it"),
+        EndState::Left { how: Conclusion::Success, .. } => f.write_str(" is done with it: success"),
+        EndState::Left { how: Conclusion::Failed, .. } => f.write_str(" is done with it: failed"),
+        EndState::Left { how: Conclusion::Dropped, .. } => f.write_str(" dropped it before it was over"),
+        EndState::ProcessEnded { .. } => f.write_str(" ended while it had it"),
+    }
+}
+
+pub(super) fn evidence(tracked: &Tracked<'_>, cause: Cause, now: Monotonic) -> Vec<Evidence> {
     let Tracked { request, server, .. } = *tracked;
     let mut evidence = Vec::with_capacity(8);
     let mut seen = |at, fact| evidence.push(Evidence { source: Source::Calls, at, fact });
@@ -248,21 +302,44 @@ pub(super) fn evidence(tracked: &Tracked<'_>, now: Monotonic) -> Vec<Evidence> {
     if request.backend == Backend::Fake {
         seen(request.created, Fact::FakeSender);
     }
-    if request.phase == Some(Phase::Bootstrapping) {
-        seen(request.created, Fact::NoDecodeRegistered);
-    }
-    if request.sent_chunks == 0 {
-        seen(request.waiting_since(), Fact::NothingSent);
+    if request.side() == Side::Decode {
+        decode::evidence(tracked, &mut seen);
     } else {
-        seen(request.waiting_since(), Fact::Sent { chunks: request.sent_chunks, pages: request.sent_pages });
+        if request.phase == Some(Phase::Bootstrapping) {
+            seen(request.created, Fact::NoDecodeRegistered);
+        }
+        if request.sent_chunks == 0 {
+            seen(request.waiting_since(), Fact::NothingSent);
+        } else {
+            seen(request.waiting_since(), Fact::Sent { chunks: request.sent_chunks, pages: request.sent_pages });
+        }
     }
     if let Sync::Asked { at, .. } = server.sync {
         seen(at, Fact::EventsMissing);
     }
-    of_ranks(tracked, cause(tracked, now), now, &mut evidence);
+    of_other_end(tracked, cause, &mut evidence);
+    of_ranks(tracked, cause, now, &mut evidence);
     of_transfers(tracked, now, &mut evidence);
     evidence.sort_by_key(|evidence| evidence.at);
     evidence
+}
+
+fn of_other_end(tracked: &Tracked<'_>, cause: Cause, evidence: &mut Vec<Evidence>) {
+    let mut seen = |at, fact| evidence.push(Evidence { source: Source::Peer, at, fact });
+    if let Some(end) = &tracked.request.other_end {
+        let at = match end.state {
+            EndState::Lives { since, .. } => since,
+            EndState::Left { at, .. } | EndState::ProcessEnded { at } => at,
+        };
+        seen(at, Fact::OtherEnd(end.as_ref().clone()));
+    } else if other_end::is_missed(tracked, cause) {
+        seen(tracked.request.waiting_since(), Fact::OtherEndNotSeen);
+    }
+    if let Some(peer) =
+        tracked.server.native.peer_ended.filter(|_| tracked.transfers.of_room(tracked.request.room).is_some())
+    {
+        seen(peer.at, Fact::PeerEnded { pid: peer.pid });
+    }
 }
 
 fn of_transfers(tracked: &Tracked<'_>, now: Monotonic, evidence: &mut Vec<Evidence>) {
@@ -327,36 +404,5 @@ fn of_transfers(tracked: &Tracked<'_>, now: Monotonic, evidence: &mut Vec<Eviden
         if !is_watched(tracked) && transfers.of_room(request.room).is_none() {
             seen(Source::Transfers, request.created, Fact::TransfersNotAllSeen);
         }
-    }
-}
-
-/// UCX's name of a status (`ucs/type/status.h`).
-fn ucs_status_name(status: i8) -> &'static str {
-    match status {
-        -3 => "input/output error",
-        -6 => "unreachable",
-        -16 => "canceled",
-        -25 => "connection reset",
-        -80 => "endpoint timeout",
-        _ => "ucs_status_t",
-    }
-}
-
-/// libibverbs' name of a status (`infiniband/verbs.h`, `enum ibv_wc_status`).
-fn wc_status_name(status: u32) -> &'static str {
-    match status {
-        1 => "local length error",
-        2 => "local QP operation error",
-        4 => "local protection error",
-        5 => "work request flushed",
-        8 => "local access error",
-        9 => "remote invalid request",
-        10 => "remote access error",
-        11 => "remote operation error",
-        12 => "transport retry counter exceeded",
-        13 => "RNR retry counter exceeded",
-        20 => "response timeout",
-        21 => "general error",
-        _ => "ibv_wc_status",
     }
 }

@@ -8,7 +8,7 @@ use super::{
 use crate::{
     core::Input,
     event::{Backend, Body, Phase},
-    request::ResyncReason,
+    request::{ResyncReason, tracker::Parting},
 };
 
 #[test]
@@ -181,7 +181,7 @@ fn nothing_is_said_of_ranks_that_are_not_all_seen_or_not_all_known() {
     let mut gone = Ranks::with_request(Group::Pp, 2, &[0, 1]);
     gone.leave(0, 10.0);
     assert_eq!(gone.pass(30.0, &[0, 1]).pass(36.0, &[0, 1]).cause(1, 36.0), Cause::RankDivergence);
-    gone.tell(Input::Detach { process: rank(0), at: at(37.0) });
+    gone.tell(Input::Detach { process: rank(0), why: Parting::Ended, at: at(37.0) });
     assert_eq!(gone.pass(38.0, &[1]).cause(1, 38.0), Cause::Unknown, "it died: that is what is to be seen");
     assert!(!gone.differ());
 }

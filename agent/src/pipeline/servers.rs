@@ -11,7 +11,7 @@ use crate::{
     event::{ProcessKey, clock::Monotonic},
     metrics::{Metrics, reason},
     remedy::control::{Answer, Channel, Verb},
-    request::ResyncReason,
+    request::{ResyncReason, tracker::Parting},
     target::{Target, discover, hook, marker},
     verdict::ServerIdentity,
 };
@@ -203,7 +203,8 @@ impl Pipeline {
             tracing::info!(pid = key.pid, title = server.target.title, "server ended");
             self.notify(Notice::Detached(key));
         }
-        self.apply(Input::Detach { process: key, at: now });
+        let why = if discover::is_over(key) { Parting::Ended } else { Parting::Unseen };
+        self.apply(Input::Detach { process: key, why, at: now });
     }
 
     /// Takes over what BPF has counted since the last time.

@@ -5,7 +5,7 @@ use crate::{
     core::{Effects, Pace},
     event::{Body, Event, ProcessKey},
     record::reader::{Found, Item, Reader},
-    request::tracker::Limits,
+    request::tracker::{Limits, Parting},
     rule::RuleSet,
 };
 
@@ -91,7 +91,7 @@ fn where_a_snapshot_has_no_room_nothing_is_kept_and_it_is_tried_again_later() {
     recorder.turn(&core, Monotonic(1));
     recorder.record(&event(1));
     assert_eq!((recorder.dropped().not_recorded, recorder.bytes()), (1, 0));
-    core.apply(Input::Detach { process: PROCESS, at: Monotonic(2) }, &mut Effects::default());
+    core.apply(Input::Detach { process: PROCESS, why: Parting::Ended, at: Monotonic(2) }, &mut Effects::default());
     recorder.turn(&core, Monotonic(2));
     assert_eq!(recorder.bytes(), 0, "too soon");
     recorder.turn(&core, Monotonic(2).plus(PATIENCE));

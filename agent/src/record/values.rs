@@ -10,8 +10,14 @@ use crate::{
         Room,
         clock::Monotonic,
         native::{Engine, ErrorPoint, Flush, Handle, NativeEvent, Notification, Operation, Peer, Size, TransferStatus},
+        receiver::{DecodeLeave, DecodeQueue, ReceiverEvent},
     },
-    request::{DeviceError, RequestKey, ResyncReason, transfer::Observation},
+    request::{
+        DeviceError, RequestKey, ResyncReason,
+        ends::{EndState, RoomEnd},
+        tracker::Parting,
+        transfer::Observation,
+    },
     target::device::DeviceErrorKind,
     verdict::ServerIdentity,
 };
@@ -19,7 +25,7 @@ use crate::{
 recorded!(enum Input {
     0 Snapshot(snapshot),
     1 Attach { process, identity, clock_offset },
-    2 Detach { process, at },
+    2 Detach { process, why, at },
     3 Event(event),
     4 Doubt { process, why },
     5 Asked { process, epoch, why, at },
@@ -30,8 +36,10 @@ recorded!(enum Input {
     10 Rules { rules, at },
     11 Tick { now, pace },
     12 DeviceError { process, error },
+    13 RoomEnds { room, side, ends, at },
 });
 recorded!(struct ProcessKey { pid, start });
+recorded!(number Parting { 0 Ended, 1 Unseen });
 recorded!(struct RequestKey { process, serial });
 recorded!(struct Event { pid, tid, at, sequence, detail_lost, body });
 recorded!(struct Observation { handle, generation, status, moved });
@@ -61,8 +69,18 @@ recorded!(enum Body {
     25 Paused {},
     26 Resumed {},
     27 Remedy { room, sender, flag },
+    99 Receiver(event),
     100 Native(native),
 });
+recorded!(enum ReceiverEvent {
+    3 Entry { room, sender, epoch, queue, entry },
+    10 Open { room, sender, backend },
+    18 Enter { room, sender, queue, rid },
+    19 Leave { room, sender, queue, reason },
+    24 Pass { prealloc, transfer, passes },
+});
+recorded!(number DecodeQueue { 1 Prealloc, 2 Transfer });
+recorded!(number DecodeLeave { 1 Success, 2 Failed, 3 Removed, 4 Preallocated });
 recorded!(number Phase { 0 Failed, 1 Bootstrapping, 2 WaitingForInput, 3 Transferring, 4 Success });
 recorded!(number Backend { 0 Other, 1 Nixl, 2 Fake, 3 Mooncake, 4 Mori, 5 Ascend });
 recorded!(number FailureFlag { 1 SendFailed, 2 ConcludeState, 3 MarkingPoll });
@@ -164,6 +182,21 @@ impl<'b, C> Decode<'b, C> for Notification {
     fn decode(d: &mut Decoder<'b>, context: &mut C) -> Result<Self, decode::Error> {
         let (bytes, cut): (&minicbor::bytes::ByteSlice, bool) = Decode::decode(d, context)?;
         Ok(Self { bytes: bytes.to_vec(), cut })
+    }
+}
+
+impl<C: Names> Encode<C> for RoomEnd {
+    fn encode<W: encode::Write>(&self, e: &mut Encoder<W>, names: &mut C) -> Result<(), encode::Error<W::Error>> {
+        let Self { node, pid, state } = self;
+        let node = node.as_deref().map(|node| names.word(node).into_owned());
+        (node, pid, state).encode(e, names)
+    }
+}
+
+impl<'b, C> Decode<'b, C> for RoomEnd {
+    fn decode(d: &mut Decoder<'b>, context: &mut C) -> Result<Self, decode::Error> {
+        let (node, pid, state): (Option<String>, u32, EndState) = Decode::decode(d, context)?;
+        Ok(Self { node, pid, state })
     }
 }
 

@@ -9,6 +9,8 @@ use std::{
 
 use super::{
     DeviceError, Request, RequestKey, ResyncReason, RoomState, ServerState,
+    ends::Ends,
+    notified::Notified,
     process::{ALL_SERIALS, Applying, Process, compare},
     rank::Replica,
     transfer::Observation,
@@ -16,7 +18,7 @@ use super::{
 };
 use crate::{
     diagnose::Cause,
-    event::{Event, FailureFlag, LeaveReason, Phase, ProcessKey, clock::Monotonic, native::Engine},
+    event::{Body, Event, FailureFlag, LeaveReason, Phase, ProcessKey, clock::Monotonic, native::Engine},
     record::codec::recorded,
 };
 
@@ -76,10 +78,21 @@ pub struct Unused {
     pub rooms_dropped: u64,
 }
 
+/// Why a process is not tracked any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Parting {
+    /// It has ended.
+    Ended,
+    /// It goes on, unseen.
+    Unseen,
+}
+
 /// Everything that is known of the node's requests.
 #[derive(Debug)]
 pub struct Tracker {
-    processes: BTreeMap<u32, Process>,
+    pub(super) processes: BTreeMap<u32, Process>,
+    pub(super) ends: Ends,
+    pub(super) notified: Notified,
     limits: Limits,
     unused: Unused,
 }
@@ -93,7 +106,7 @@ pub struct Limits {
     pub transfers: usize,
 }
 
-recorded!(struct Tracker { processes, limits } else { unused: Unused::default() });
+recorded!(struct Tracker { processes, limits, ends, notified } else { unused: Unused::default() });
 recorded!(struct Limits { requests, transfers });
 
 /// A request with everything that a diagnosis needs.
@@ -114,7 +127,8 @@ pub struct Tracked<'a> {
 impl Tracker {
     /// A tracker that keeps so much per process.
     pub fn new(limits: Limits) -> Self {
-        Self { processes: BTreeMap::new(), limits, unused: Unused::default() }
+        let (ends, notified) = (Ends::default(), Notified::default());
+        Self { processes: BTreeMap::new(), ends, notified, limits, unused: Unused::default() }
     }
 
     /// Starts to track a process. `clock_offset` is its time namespace's offset of CLOCK_MONOTONIC in nanoseconds.
@@ -123,10 +137,14 @@ impl Tracker {
     }
 
     /// Forgets a process; what it had is reported as ended.
-    pub fn detach(&mut self, key: ProcessKey, at: Monotonic, changes: &mut Vec<Change>) {
+    pub fn detach(&mut self, key: ProcessKey, why: Parting, at: Monotonic, changes: &mut Vec<Change>) {
         if self.processes.get(&key.pid).is_some_and(|process| process.key() == key)
             && let Some(process) = self.processes.remove(&key.pid)
         {
+            if why == Parting::Ended {
+                self.ends.ended(&process, at);
+            }
+            self.notified.forget(key);
             process.end(at, changes);
         }
     }
@@ -137,6 +155,9 @@ impl Tracker {
             self.unused.unknown_process += 1;
             return;
         };
+        if let Body::Native(native) = &event.body {
+            self.notified.apply(native, process.key(), event.at);
+        }
         let mut applying = Applying {
             at: event.at,
             tid: event.tid,
@@ -249,7 +270,7 @@ impl Tracker {
         }
     }
 
-    fn process_mut(&mut self, key: ProcessKey) -> Option<&mut Process> {
+    pub(super) fn process_mut(&mut self, key: ProcessKey) -> Option<&mut Process> {
         self.processes.get_mut(&key.pid).filter(|process| process.key() == key)
     }
 

@@ -373,9 +373,9 @@ fn a_question_without_an_answer_is_asked_again() {
 fn a_server_that_ends_takes_its_requests_along_but_not_those_of_the_next_with_its_pid() {
     let mut world = World::synchronised();
     world.see_all([open(1), enter(1)]);
-    world.tracker.detach(ProcessKey { pid: 7, start: 2 }, Monotonic(1), &mut world.changes);
+    world.tracker.detach(ProcessKey { pid: 7, start: 2 }, Parting::Ended, Monotonic(1), &mut world.changes);
     assert!(world.request(1).is_some(), "another process");
-    world.tracker.detach(PROCESS, Monotonic(1), &mut world.changes);
+    world.tracker.detach(PROCESS, Parting::Ended, Monotonic(1), &mut world.changes);
     assert!(world.request(1).is_none());
     assert!(world.changes.last().unwrap().ended.is_some());
     world.see(open(2));

@@ -12,7 +12,7 @@ use crate::{
     diagnose::{Cause, Evidence, cause_of_room},
     event::{Hello, Rid, Room, clock::Monotonic, native::failure_name},
     kernel::plan::ProbeReport,
-    request::{NativeState, Watch, correlate::TransferSubject, transfer::SubjectTransfers},
+    request::{NativeState, Queue, Side, Watch, correlate::TransferSubject, transfer::SubjectTransfers},
     rule::Mode,
     verdict::Verdict,
 };
@@ -56,7 +56,7 @@ pub struct ServerStatus {
     pub synchronised: bool,
     /// What the server said of itself.
     pub hello: Option<Hello>,
-    /// Length of the inflight queue as the scheduler reported it last.
+    /// Length of the inflight queue, or of both of a decode's, as the scheduler reported it last.
     pub queue_length: Option<u32>,
     /// Whether generation is paused.
     pub paused: bool,
@@ -185,6 +185,10 @@ pub struct AlertStatus {
     pub rid: Option<Rid>,
     /// SGLang's room.
     pub room: Room,
+    /// The side that the server is on.
+    pub role: Side,
+    /// The queue that the request is in.
+    pub queue: Queue,
     /// Serial of the sender.
     pub serial: u64,
     /// Why it waits.
@@ -225,6 +229,8 @@ impl AlertStatus {
             pid: verdict.server.pid,
             rid: verdict.rid.clone(),
             room: verdict.room,
+            role: verdict.role,
+            queue: verdict.queue,
             serial: verdict.request.serial,
             cause: verdict.cause.name(),
             confidence: verdict.diagnosis.confidence.name(),

@@ -15,6 +15,7 @@ use crate::{
         clock::Monotonic,
         native::{Engine, TransferStatus},
     },
+    request::tracker::Parting,
     request::transfer::Observation,
     verdict::ServerIdentity,
 };
@@ -91,8 +92,8 @@ impl World {
             let former = it.process;
             *it = Rank::new(rank, former.start + 1, self.schedule.workers);
             if is_watched {
-                self.agent.tracker.detach(former, at, &mut Vec::new());
-                self.agent.inputs.push(Input::Detach { process: former, at });
+                self.agent.tracker.detach(former, Parting::Ended, at, &mut Vec::new());
+                self.agent.inputs.push(Input::Detach { process: former, why: Parting::Ended, at });
                 self.attach(rank);
             }
         }

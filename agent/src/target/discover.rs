@@ -59,6 +59,17 @@ pub fn process_key(pid: u32) -> Option<ProcessKey> {
     start_time(&stat).map(|start| ProcessKey { pid, start })
 }
 
+/// Whether a process has ended; one that nobody has waited for yet has, too.
+pub fn is_over(key: ProcessKey) -> bool {
+    let Ok(stat) = fs::read_to_string(format!("/proc/{}/stat", key.pid)) else { return true };
+    start_time(&stat) != Some(key.start) || has_exited(&stat)
+}
+
+/// Field 3 of `/proc/PID/stat`: a zombie, or dead.
+fn has_exited(stat: &str) -> bool {
+    matches!(field(stat, 3), Some("Z" | "X"))
+}
+
 /// The process that started this one; nothing where that is gone, and `init` took its children over.
 pub fn parent(pid: u32) -> Option<ProcessKey> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
@@ -124,12 +135,15 @@ mod tests {
         assert_eq!(start_time(&format!("12 (python) {fields}")), Some(4711));
         assert_eq!(start_time(&format!("12 (a) b) {fields}")), Some(4711));
         assert_eq!(start_time("12 (python) S 1"), None);
+        assert!(!has_exited(&format!("12 (a) b) {fields}")));
+        assert!(has_exited(&format!("12 (a) b) {}", fields.replacen('S', "Z", 1))));
         assert_eq!(parent_pid(&format!("12 (a) b) {}", fields.replacen("S 1", "S 11", 1))), Some(11));
     }
 
     #[test]
-    fn this_process_has_a_key() {
+    fn this_process_has_a_key_and_goes_on() {
         let key = process_key(std::process::id()).unwrap();
+        assert!(!is_over(key) && is_over(ProcessKey { start: key.start + 1, ..key }));
         assert_eq!(process_key(std::process::id()), Some(key));
         assert!(key.start > 0);
         assert_eq!(parent(std::process::id()), process_key(std::os::unix::process::parent_id()));

@@ -6,7 +6,10 @@ use dislodge::{
     core::{Core, Effects, Input, Pace},
     diagnose::{Cause, Confidence, Diagnosis, diagnose},
     event::clock::Monotonic,
-    request::{RequestKey, tracker::Limits},
+    request::{
+        RequestKey,
+        tracker::{Limits, Parting},
+    },
     rule::{RuleSet, alert::AlertState},
     simulate::{
         Simulation,
@@ -118,7 +121,7 @@ pub(crate) fn judge(simulation: Simulation, core: &mut Core) -> Judgement {
     }
     let servers: Vec<_> = core.tracker().servers().map(|(process, _)| process).collect();
     for process in servers {
-        core.apply(Input::Detach { process, at: ends }, &mut Effects::default());
+        core.apply(Input::Detach { process, why: Parting::Ended, at: ends }, &mut Effects::default());
     }
     core.apply(Input::Tick { now: ends, pace: Pace::As(None) }, &mut Effects::default());
     assert_eq!(core.active().count(), 0, "the next schedule begins with nothing");

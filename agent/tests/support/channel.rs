@@ -51,11 +51,11 @@ impl Named {
 impl Hand {
     /// Takes the channel of a server that no agent holds.
     pub fn take(server: &SglangServer) -> Self {
-        Self::take_of(server.pid())
+        Self::of(server.pid())
     }
 
-    /// Takes the channel of a scheduler that no agent holds.
-    pub fn take_of(pid: u32) -> Self {
+    /// Takes the channel of a process that no agent holds.
+    pub fn of(pid: u32) -> Self {
         let key = discover::process_key(pid).unwrap();
         let taken = until("the hook's channel", || hook::take(key).ok());
         Self { taken, epoch: Monotonic::now().0, id: 0 }

@@ -3,6 +3,7 @@
 use std::{
     fmt,
     io::{BufRead as _, BufReader, Write as _},
+    os::unix::process::CommandExt as _,
     path::PathBuf,
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
 };
@@ -28,8 +29,14 @@ impl Drop for Marker {
 impl Marker {
     /// Starts one.
     pub fn start() -> Self {
+        Self::titled("python3")
+    }
+
+    /// Starts one whose command line begins with this.
+    pub fn titled(title: &str) -> Self {
         let library: PathBuf = repository().join("hook/dislodge_hook/marker/x86_64.so");
         let mut process = Command::new(environment::python().unwrap())
+            .arg0(title)
             .arg(repository().join("agent/tests/support/marks.py"))
             .arg(library)
             .stdin(Stdio::piped())

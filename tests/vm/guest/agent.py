@@ -228,6 +228,10 @@ def the_peer_is_killed(engine):
             state for state in ends if agent.metric("dislodge_transfers_ended_total", engine=engine, state=state)])
         known = agent.transfers(pair.prefill.pid)
         say(engine=engine, fault="killed", end=end, seen=seen, errors=known["errors"], subjects=known["subjects"])
+        if engine == "nixl":
+            # The device's word is the same as of a broken way; that the process is gone is seen by whom it got notifications from.
+            gone = until("PeerGone", lambda: (agent.subject(pair.prefill.pid, "2") or {}).get("cause") == "PeerGone")
+            say(engine=engine, cause="PeerGone", seen=gone)
 
 
 def main():

@@ -16,13 +16,17 @@ use super::{
 };
 use crate::{
     core::{Core, Effects, Input, Pace},
-    event::{Body, Event, Hello, ProcessKey, clock::Monotonic, native::Engine},
+    event::{Body, Event, Hello, ProcessKey, Room, clock::Monotonic, native::Engine, receiver::ReceiverEvent},
     problem::Problem,
     record::{
         reader::{ReadError, Reader},
         replay::{Replay, ReplayError, Told},
     },
-    request::{ResyncReason, tracker::Limits},
+    request::{
+        Queue, ResyncReason,
+        ends::{EndState, RoomEnd, Side},
+        tracker::{Limits, Parting},
+    },
     rule::{RuleSet, alert::AlertState},
     verdict::{ServerIdentity, Verdict},
 };
@@ -149,12 +153,21 @@ struct Scene {
     sequence: u64,
     /// The ranks that live, and whether their loops turn.
     turns: BTreeMap<u32, bool>,
+    /// What the other ends of rooms do, which is asked for again and again.
+    other_ends: BTreeMap<Room, EndState>,
 }
 
 impl Scene {
     fn new(rules: RuleSet, server: &Hello, interval: Duration) -> Self {
         let core = Core::new(rules, LIMITS);
-        let mut scene = Self { core, interval, next_tick: Duration::ZERO, sequence: 0, turns: BTreeMap::new() };
+        let mut scene = Self {
+            core,
+            interval,
+            next_tick: Duration::ZERO,
+            sequence: 0,
+            turns: BTreeMap::new(),
+            other_ends: BTreeMap::new(),
+        };
         for rank in 0..ranks(server) {
             scene.add(rank, server);
         }
@@ -166,7 +179,8 @@ impl Scene {
         let identity = ServerIdentity { parent: Some(PARENT), ..ServerIdentity::default() };
         let (tp, cp) = (server.tp.unwrap_or(1), server.cp.unwrap_or(1));
         let (tp_rank, cp_rank, pp_rank) = (Some(rank % tp), Some(rank / tp % cp), Some(rank / tp / cp));
-        let hello = Hello { tp_rank, cp_rank, pp_rank, ..server.clone() };
+        let role = server.role.clone().or_else(|| Some(Side::Prefill.name().to_owned()));
+        let hello = Hello { role, tp_rank, cp_rank, pp_rank, ..server.clone() };
         self.turns.insert(rank, true);
         self.tell(Input::Attach { process, identity: Box::new(identity), clock_offset: 0 });
         self.tell(Input::Watch { process, engine: Some(Engine::Nixl), at });
@@ -214,25 +228,41 @@ impl Scene {
                 }
                 What::MarksLost => self.tell(Input::Doubt { process, why: ResyncReason::EventsLost }),
                 What::TransfersLost => self.tell(Input::NativeLost { process, at }),
+                What::OtherEnd(room, state) => {
+                    self.other_ends.insert(*room, state(at));
+                }
                 What::Exit => {
                     self.turns.remove(&rank);
-                    self.tell(Input::Detach { process, at });
+                    self.tell(Input::Detach { process, why: Parting::Ended, at });
                 }
             }
         }
     }
 
     fn tick(&mut self, at: Duration) {
+        for (room, state) in self.other_ends.clone() {
+            let ends = vec![RoomEnd { node: Some("other".to_owned()), pid: 1, state }];
+            self.tell(Input::RoomEnds { room, side: Side::Decode, ends, at: BEGIN.plus(at) });
+        }
         let turning: Vec<u32> = self.turns.iter().filter(|(_, turns)| **turns).map(|(rank, _)| *rank).collect();
         for rank in turning {
             let tracker = self.core.tracker();
             if tracker.server(process(rank)).is_some_and(|server| server.paused) {
                 continue;
             }
-            let of_rank = tracker.requests().filter(|tracked| tracked.key.process == process(rank));
-            let inflight = of_rank.filter(|tracked| tracked.request.is_inflight()).count();
-            let queue_length = u32::try_from(inflight).unwrap_or(u32::MAX);
-            self.see(rank, SCHEDULER, at, Body::Pass { queue_length, passes: PASSES });
+            let count = |queue: Queue| {
+                let of_rank = tracker.requests().filter(|tracked| tracked.key.process == process(rank));
+                u32::try_from(of_rank.filter(|it| it.request.queue() == queue).count()).unwrap_or(u32::MAX)
+            };
+            let (prealloc, transfer) = (count(Queue::Prealloc), count(Queue::Transfer));
+            let is_decode =
+                tracker.requests().any(|it| it.key.process == process(rank) && it.request.side() == Side::Decode);
+            let pass = if is_decode {
+                Body::Receiver(ReceiverEvent::Pass { prealloc, transfer, passes: PASSES })
+            } else {
+                Body::Pass { queue_length: count(Queue::Inflight), passes: PASSES }
+            };
+            self.see(rank, SCHEDULER, at, pass);
         }
         self.tell(Input::Tick { now: BEGIN.plus(at), pace: Pace::As(None) });
     }

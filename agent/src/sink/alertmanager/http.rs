@@ -2,9 +2,10 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use reqwest::{Client, StatusCode, Url, redirect};
+use reqwest::{Client, StatusCode, Url};
 
 use super::{Settings, payload::PostableAlert};
+use crate::client;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 const TOTAL_TIMEOUT: Duration = Duration::from_secs(5);
@@ -98,14 +99,7 @@ fn token(settings: &Settings) -> Result<Option<String>, Trouble> {
 ///
 /// The authorities' file is unusable, or TLS cannot be set up.
 pub(super) fn client(settings: &Settings) -> Result<Client, SetupError> {
-    // An error says that somebody has installed one already, which is what is needed.
-    let _ = rustls::crypto::ring::default_provider().install_default();
-    let mut builder = Client::builder()
-        .connect_timeout(CONNECT_TIMEOUT)
-        .timeout(TOTAL_TIMEOUT)
-        .redirect(redirect::Policy::none())
-        .no_proxy()
-        .user_agent(concat!("dislodge/", env!("CARGO_PKG_VERSION")));
+    let mut builder = client::builder(TOTAL_TIMEOUT).connect_timeout(CONNECT_TIMEOUT);
     if let Some(path) = &settings.ca_file {
         let pem = std::fs::read(path).map_err(|source| SetupError::CaFile { path: path.clone(), source })?;
         let authorities = reqwest::Certificate::from_pem_bundle(&pem).unwrap_or_default();
