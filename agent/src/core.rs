@@ -15,14 +15,16 @@ use std::{
 
 use input::Stopwatch;
 pub use input::{Effects, Input, Pace, Rules};
+pub use ranks::replicas;
 pub use snapshot::Snapshot;
 pub(crate) use snapshot::write as write_snapshot;
 
 use crate::{
-    diagnose::{Cause, Diagnosis, diagnose},
+    diagnose::{Cause, Diagnosis, cause, diagnose},
     event::{ProcessKey, clock::Monotonic},
     request::{
         RequestKey,
+        rank::Replica,
         tracker::{Limits, Tracked, Tracker},
         transfers::Counted,
     },
@@ -84,13 +86,30 @@ impl Core {
             }
             Input::Rules { rules: Rules::Elsewhere { .. }, .. } => {}
             Input::Tick { now, pace } => {
-                tracker.compare_ranks(&ranks::groups(&self.identities, tracker), now);
-                tracker.compare_ends(now);
+                self.compare_ranks(now);
+                self.tracker.compare_ends(now);
                 let stopwatch = Stopwatch::start(pace);
                 effects.verdicts.extend(self.tick(now, &stopwatch));
                 effects.stopped = stopwatch.stopped();
                 self.tracker.prune(Monotonic(now.0.saturating_sub(FAILURES_KEPT.as_nanos() as u64)));
             }
+        }
+    }
+
+    /// The servers of this node that have several ranks.
+    pub fn replicas(&self) -> Vec<Replica> {
+        replicas(self.tracker.servers().filter_map(|(key, state)| {
+            let parent = self.identities.get(&key).and_then(|identity| identity.parent);
+            Some((key, parent, state.hello.as_deref()?))
+        }))
+    }
+
+    fn compare_ranks(&mut self, now: Monotonic) {
+        self.tracker.compare_ranks(&self.replicas(), now);
+        let of = |(held, by)| Some((held, cause(&self.tracker.get(by)?, now)));
+        let causes: Vec<(RequestKey, Cause)> = self.tracker.held().filter_map(of).collect();
+        for (held, cause) in causes {
+            self.tracker.held_for(held, cause);
         }
     }
 

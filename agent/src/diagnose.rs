@@ -7,6 +7,7 @@ mod evidence;
 mod gauge;
 mod other_end;
 mod quiescence;
+mod rank_evidence;
 mod ranks;
 mod stalled;
 mod warmup;
@@ -17,6 +18,7 @@ pub use cause::{Cause, cause, cause_of_room};
 pub use evidence::{Evidence, Fact, Source};
 pub use gauge::{GaugeFact, gauge_evidence, gauge_fact};
 pub use quiescence::{NotKnown, Quiescence};
+pub use rank_evidence::RankFact;
 
 use crate::{
     event::clock::Monotonic,
@@ -105,7 +107,11 @@ mod cause_world;
 #[cfg(test)]
 mod decode_tests;
 #[cfg(test)]
+mod held_tests;
+#[cfg(test)]
 mod rank_tests;
+#[cfg(test)]
+mod rank_world;
 #[cfg(test)]
 mod release_tests;
 #[cfg(test)]

@@ -290,10 +290,16 @@ pub struct Hello {
     pub pp_rank: Option<u32>,
     /// Size of the attention CP group.
     pub cp: Option<u32>,
+    /// This scheduler's rank in it.
+    pub cp_rank: Option<u32>,
     /// Data-parallel replicas.
     pub dp: Option<u32>,
     /// This scheduler's replica.
     pub dp_rank: Option<u32>,
+    /// Over how many nodes the server is spread, where it is.
+    pub nodes: Option<u32>,
+    /// Which of them this is.
+    pub node_rank: Option<u32>,
     /// `SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT` in seconds.
     pub bootstrap_timeout: Option<f64>,
     /// `SGLANG_DISAGGREGATION_WAITING_TIMEOUT` in seconds.

@@ -10,10 +10,12 @@ pub mod gauge;
 mod notified;
 mod place;
 mod process;
+pub mod rank;
 pub mod tracker;
 pub mod transfer;
 pub mod transfers;
 
+use rank::{DroppedBy, HeldBy, Ranks};
 use serde::Serialize;
 
 pub use ends::Side;
@@ -84,6 +86,8 @@ pub struct Request {
     pub resurrected: Option<Box<Resurrected>>,
     /// Another rank of the server that dropped it, while this one has it in its queue still.
     pub dropped_by: Option<Box<DroppedBy>>,
+    /// Another rank of the server that holds it up: over here, it is not over there.
+    pub held_by: Option<Box<HeldBy>>,
     /// What the other end of its room does, where exactly one is seen. Not looked at while the request is young.
     pub other_end: Option<Box<RoomEnd>>,
     /// When a failure flag was set by us.
@@ -99,11 +103,10 @@ pub struct Request {
 recorded!(struct Request {
     serial, room, rid, backend, created, phase, phase_since, phase_passes, entered, sent_chunks, sent_pages, sent_last, aborted,
     update_dropped, peer_aborted, shared_with, cleared_by, cleared_at, remedied, ended, failed,
-    resurrected, dropped_by, other_end, receiving,
+    resurrected, dropped_by, held_by, other_end, receiving,
 });
 recorded!(struct Aborted { at, passes });
 recorded!(struct Resurrected { at, to });
-recorded!(struct DroppedBy { at, rank });
 recorded!(struct Ended { at, left, unsafe_release });
 recorded!(struct UnsafeRelease { transfers, oldest, proof });
 recorded!(enum ReleaseProof { 0 OnTheWire {}, 1 RanOn { at }, 2 NotShown {}, 3 NotAllSeen {} });
@@ -124,15 +127,6 @@ pub struct Resurrected {
     pub at: Monotonic,
     /// By what.
     pub to: Phase,
-}
-
-/// A request that left the queue of one rank of a server and not of another: every rank has to drop the same ones.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DroppedBy {
-    /// When it left.
-    pub at: Monotonic,
-    /// Whose queue.
-    pub rank: ProcessKey,
 }
 
 /// The end of a request.
@@ -216,6 +210,7 @@ impl Request {
             cleared_at: None,
             resurrected: None,
             dropped_by: None,
+            held_by: None,
             other_end: None,
             remedied: None,
             ended: None,
@@ -344,8 +339,10 @@ pub struct ServerState {
     /// When the scheduler's loop last showed that it turns: by a pass, or by resuming after one; nothing before the first
     /// pass that the agent saw.
     pub turned: Option<Monotonic>,
-    /// The first request on which the ranks of this server differ, of this one or another rank: since when, and its room.
-    pub ranks_differ: Option<(Monotonic, Room)>,
+    /// How it compares with the other ranks of its replica; nothing where it has one rank, or has not said which it is.
+    pub ranks: Option<Box<Ranks>>,
+    /// Senders whose requests are not in the inflight queue, as of the last tick: for a batch to run, one of them is in it.
+    pub to_prefill: u32,
     /// Whether generation is paused.
     pub paused: bool,
     /// What its transfer engine shows.
@@ -355,7 +352,7 @@ pub struct ServerState {
 }
 
 recorded!(struct ServerState {
-    hello, sync, queue_length, inflight, passes, paused, native, turned, ranks_differ, gauge,
+    hello, sync, queue_length, inflight, passes, paused, native, turned, ranks, to_prefill, gauge,
 });
 recorded!(enum Sync { 0 Complete {}, 1 Needed(reason), 2 Asked { epoch, at, reason } });
 
@@ -370,7 +367,8 @@ impl ServerState {
             inflight: 0,
             passes: 0,
             turned: None,
-            ranks_differ: None,
+            ranks: None,
+            to_prefill: 0,
             paused: false,
             native,
             gauge: ServerGauge::default(),

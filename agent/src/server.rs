@@ -1,5 +1,6 @@
 //! `/metrics`, `/live`, `/ready`, `/status`, `/rooms/ROOM` over HTTP.
 
+pub mod replica;
 pub mod rooms;
 pub mod status;
 

@@ -76,22 +76,38 @@ def sizes(scheduler):
 
 
 def ranks(scheduler):
+    """Sizes and ranks as the contract has them; of a server on several nodes also how many, and which one this is.
+
+    On the KV manager in all of 0.5.10 to 0.5.23 (`CommonKVManager.__init__`, disaggregation/common/conn.py), but for the
+    nodes, which are in the arguments alone."""
     sources = _sources(scheduler)
     tp, cp, pp = sizes(scheduler)
+    nodes = _largest(sources, ("nnodes",)) or 1
     return {
         "tp": tp,
         "tp_rank": _first(sources, ("attn_tp_rank", "tp_rank")),
         "pp": pp,
         "pp_rank": _first(sources, ("pp_rank",)),
         "cp": cp,
-        "dp": _largest(sources, ("attn_dp_size", "dp_size")),
-        "dp_rank": _first(sources, ("attn_dp_rank", "dp_rank")),
+        "cp_rank": _first(sources, ("attn_cp_rank",)),
+        "dp": _largest(sources, ("attn_dp_size", "system_dp_size", "dp_size")),
+        "dp_rank": _replica(sources),
+        "nodes": nodes if nodes > 1 else None,
+        "node_rank": _first(sources, ("node_rank",)) if nodes > 1 else None,
     }
 
 
+def _replica(sources):
+    """Of data-parallel attention `attn_dp_rank`. Else that is 0 on every replica (`compute_dp_attention_world_info`), and the
+    controller's number counts: `dp_rank`, None without a controller."""
+    if (_largest(sources, ("attn_dp_size",)) or 1) > 1:
+        return _first(sources, ("attn_dp_rank",))
+    return _first(sources, ("system_dp_rank", "dp_rank", "attn_dp_rank"))
+
+
 def _sources(scheduler):
-    """Where releases keep sizes and ranks: on the manager (all), on the scheduler (to 0.5.1x), in `scheduler.ps`, in the
-    runtime context (0.5.18 and later), in the server's arguments."""
+    """Where releases keep sizes and ranks: on the manager (all), on the scheduler (to 0.5.12), in `scheduler.ps` (0.5.15 to
+    0.5.18), in the runtime context (0.5.18 and later), in the server's arguments."""
     manager = manager_of(scheduler)
     found = [manager, scheduler, getattr(scheduler, "ps", None), _parallel()]
     found += [getattr(scheduler, "server_args", None), getattr(manager, "server_args", None)]

@@ -56,12 +56,16 @@ class Commands:
         if room is None:
             self.next_room += 1
             room = self.next_room
-        req = self.scheduler.add_to_bootstrap_queue(f"req-{room}-{os.urandom(3).hex()}", room, pages, fake)
+        req = self.scheduler.add_to_bootstrap_queue(f"req-{room}-{self.token()}", room, pages, fake)
         self.rooms[req.rid] = room
         if peer is not False and not fake:
             self.peers[req.rid] = peer or self.decode
             self.peers[req.rid].expect(room, pages, *told)
         return req
+
+    def token(self):
+        """What tells requests of one room apart."""
+        return os.urandom(3).hex()
 
     def bootstrapped(self, *reqs):
         waiting, failed = self.scheduler.waiting_queue, self.scheduler.finished

@@ -23,6 +23,7 @@ from setproctitle import setproctitle
 
 import backends
 import release
+from collectives import Place
 from memory import SLOTS, Memory, pattern
 
 PR_SET_PDEATHSIG = 1
@@ -35,7 +36,7 @@ class Decode:
         loaded = release.load(folder, bootstrap_port, release_kv_cache=lambda *_, **__: None, backend=backend)
         loaded.server_args.disaggregation_mode = "decode"
         release.load_plugins()
-        setproctitle("sglang::scheduler_TP0")
+        setproctitle(Place.of_this_process().title())
         from sglang.srt.disaggregation.base.conn import KVPoll
         from sglang.srt.disaggregation.utils import DisaggregationMode
 

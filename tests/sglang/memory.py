@@ -5,7 +5,11 @@ few pages of its slot. A large one takes them all: more than the kernel's TCP bu
 peer has really not been read from memory yet. Memory that is never touched costs nothing.
 """
 
+import time
+
 import numpy as np
+
+from collectives import Place
 
 LAYERS = 2
 SLOTS = 32
@@ -50,10 +54,12 @@ class Memory:
         from sglang.srt.disaggregation.base.conn import KVArgs
 
         args = KVArgs()
-        for name in "engine_rank gpu_id pp_rank system_dp_rank prefill_start_layer num_draft_entries".split():
+        place = Place.of_this_process()
+        for name in "gpu_id system_dp_rank prefill_start_layer num_draft_entries".split():
             setattr(args, name, 0)
-        for name in "kv_head_num total_kv_head_num page_size".split():
-            setattr(args, name, 1)
+        args.engine_rank, args.pp_rank = place.tp_rank, place.pp_rank
+        args.kv_head_num = args.page_size = 1
+        args.total_kv_head_num = place.tp
         for name in "ib_device prefill_end_layer mla_compression_ratios swa_kv_cache_layout rust_http_port".split():
             setattr(args, name, None)
         for name in """state_types state_data_ptrs state_data_lens state_item_lens state_dim_per_tensor state_layer_ids
@@ -79,6 +85,7 @@ class PrefillMemory(Memory):
         self.released = []  # rids, once for each release
         self.written_from = set()  # rids whose pages a stopped peer's transfer still reads
         self.released_early = []
+        self.release_takes = 0.0  # seconds, the next time
 
     def own(self, rid: str, slot: int, pages: int, value: int):
         self.owned[rid] = slot, pages
@@ -86,6 +93,8 @@ class PrefillMemory(Memory):
 
     def release_kv_cache(self, req, *_, **__):
         """Where SGLang gives a request's pages back. Their next owner writes to them at once."""
+        time.sleep(self.release_takes)
+        self.release_takes = 0.0
         self.released.append(req.rid)
         if req.rid in self.written_from:
             self.released_early.append(req.rid)

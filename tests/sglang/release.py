@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import backends
 import stand_ins
+from collectives import Place
 
 PATIENCE = 45.0  # seconds that anything may take which needs the other process
 
@@ -19,25 +20,28 @@ def load(folder: Path, bootstrap_port: int, release_kv_cache, backend: str) -> S
     os.environ["SGLANG_HOST_IP"] = "127.0.0.1"
     logging.basicConfig(level=os.environ.get("LOG_LEVEL", "INFO"), stream=sys.stderr,
                         format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    place = Place.of_this_process()
     server_args = SimpleNamespace(
         host="127.0.0.1", port=30000, disaggregation_bootstrap_port=bootstrap_port, disaggregation_transfer_backend=backend,
-        disaggregation_mode="prefill", dist_init_addr=None, nnodes=1, tp_size=1, pp_size=1, dp_size=1, attn_cp_size=1,
+        disaggregation_mode="prefill", dist_init_addr=None, nnodes=1, tp_size=place.tp, pp_size=place.pp, dp_size=1, attn_cp_size=1,
         dcp_size=1, enable_dp_attention=False, kv_cache_dtype="auto", load_balance_method="follow_bootstrap_room",
         chunked_prefill_size=8192, page_size=1, enable_hisparse=False, enable_trace=False,
         enable_pd_role_switch=False, **stand_ins.DECODE_OPTIONS)
-    parallel = one_rank()
+    parallel = parallel_state(place)
     backends.before_torch(backend)
     stand_ins.install(folder, parallel, server_args, release_kv_cache)
     sys.path.append(str(folder))  # where importlib.metadata finds the release's version
     return SimpleNamespace(folder=folder, server_args=server_args, parallel=parallel, backend=backend)
 
 
-def one_rank() -> SimpleNamespace:
-    """The parallel state of a server that is a single process."""
-    group = SimpleNamespace(rank_in_group=0, world_size=1, is_first_rank=True, is_last_rank=True,
+def parallel_state(place: Place) -> SimpleNamespace:
+    """The parallel state of a server, as one of its processes sees it."""
+    group = SimpleNamespace(rank_in_group=0, world_size=1, cpu_group=None, is_first_rank=place.pp_rank == 0, is_last_rank=place.pp_rank == place.pp - 1,
                             broadcast_object=lambda value, src=0: value)
     sizes = {f"{name}_size": 1 for name in "tp pp dp attn_tp attn_cp attn_dcp attn_dp".split()}
     ranks = {f"{name}_rank": 0 for name in "tp pp dp attn_tp attn_cp attn_dcp attn_dp".split()}
+    sizes |= dict(tp_size=place.tp, attn_tp_size=place.tp, pp_size=place.pp)
+    ranks |= dict(tp_rank=place.tp_rank, attn_tp_rank=place.tp_rank, pp_rank=place.pp_rank)
     off = dict.fromkeys("enable_dsa_cache_layer_split enable_kv_cache_sharding enable_cp_tp_group_sharing "
                         "enable_dp_attention enable_prefill_context_parallel".split(), False)
     return SimpleNamespace(**sizes, **ranks, **off, num_dp_ranks=1, nnodes=1, dist_init_addr=None, pp_group=group,
@@ -64,7 +68,7 @@ def load_plugins():
 def make_sender(cls, manager, bootstrap_address: str, room: int):
     arguments = {"mgr": manager, "bootstrap_addr": bootstrap_address, "bootstrap_room": room}
     if "dest_tp_ranks" in inspect.signature(cls.__init__).parameters:  # until 0.5.21
-        arguments |= {"dest_tp_ranks": [0], "pp_rank": 0}
+        arguments |= {"dest_tp_ranks": [manager.kv_args.engine_rank], "pp_rank": manager.kv_args.pp_rank}
     return cls(**arguments)
 
 

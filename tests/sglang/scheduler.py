@@ -149,8 +149,7 @@ class Scheduler(SchedulerDisaggregationPrefillMixin):
     def pop_bootstrapped(self):
         """As PrefillBootstrapQueue.pop_bootstrapped: polls once a pass, moves on what the decode is ready to receive."""
         bootstrap, stay = self.disagg_prefill_bootstrap_queue, []
-        for req in bootstrap.queue:
-            poll = req.disagg_kv_sender.poll()
+        for req, poll in zip(bootstrap.queue, self.bootstrap_polls(bootstrap.queue)):
             if poll == KVPoll.Failed:
                 self.fail_bootstrap(req)
             elif poll == KVPoll.WaitingForInput and self.req_to_metadata_buffer_idx_allocator.available_size():
@@ -163,6 +162,10 @@ class Scheduler(SchedulerDisaggregationPrefillMixin):
             else:
                 raise RuntimeError(f"Unexpected poll state {POLL.get(poll, poll)} for req {req.rid} in pop_bootstrapped")
         bootstrap.queue = stay
+
+    def bootstrap_polls(self, reqs):
+        """One at a time: what is done about one request may change the next one's poll."""
+        return (req.disagg_kv_sender.poll() for req in reqs)
 
     def fail_bootstrap(self, req):
         message = f"Prefill bootstrap failed for request {req.rid=} {req.bootstrap_room=}"

@@ -2,7 +2,7 @@
 
 Packages become empty shells whose `__path__` leads into the release, so that everything below them which is light enough
 (`disaggregation/`, `environ.py`, `plugins/`, `observability/req_time_stats.py`, …) is the release's own file; what is not
-light is replaced here, module by module. The process is one rank of one, and says so through the same functions.
+light is replaced here, module by module. The process is one rank of one, or of `ranks.py`'s, and says so through the same functions.
 """
 
 import importlib
@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
+import collectives
 import source
 
 SHELLS = """
@@ -125,10 +126,10 @@ def install_torch():
                   version=SimpleNamespace(cuda=None), autograd=SimpleNamespace(_profiler_enabled=lambda: False),
                   get_device_module=lambda _: SimpleNamespace(set_device=lambda _: None))
     torch.__path__ = []
-    # One rank: a reduction leaves its tensor as it is.
+    # Of one rank a reduction leaves its tensor as it is.
     module("torch.distributed", ProcessGroup=type("ProcessGroup", (), {}), Work=Anything,
-           ReduceOp=SimpleNamespace(MIN="min", MAX="max"), get_world_size=lambda *_: 1,
-           all_reduce=lambda *_, **__: None, broadcast_object_list=lambda *_, **__: None)
+           ReduceOp=SimpleNamespace(MIN="min", MAX="max"), get_world_size=collectives.get_world_size,
+           all_reduce=collectives.all_reduce, broadcast_object_list=lambda *_, **__: None)
     blank("triton", jit=lambda function: function).__path__ = []
 
 

@@ -2,6 +2,7 @@
 //! be seen of its transfers.
 
 mod engine;
+mod replica;
 mod server;
 mod text;
 
@@ -21,6 +22,7 @@ use serde::Serialize;
 
 use super::{Output, fail};
 use engine::Surveyor;
+use replica::ReplicaReport;
 use server::{Server, examine};
 
 /// Smallest ring that can be loaded, to see whether the kernel takes the programs.
@@ -37,6 +39,7 @@ pub(super) struct Doctor {
 struct Report {
     checks: Vec<Check>,
     servers: Vec<Server>,
+    replicas: Vec<ReplicaReport>,
 }
 
 impl Doctor {
@@ -46,8 +49,9 @@ impl Doctor {
         let (return_probes, returns) = canary();
         checks.extend([programs, return_probes]);
         let mut surveyor = Surveyor::new(returns, not_loaded);
-        let servers = discover::schedulers().into_iter().map(|target| examine(target, &mut surveyor)).collect();
-        let report = Report { servers, checks };
+        let servers: Vec<Server> =
+            discover::schedulers().into_iter().map(|target| examine(target, &mut surveyor)).collect();
+        let report = Report { checks, replicas: replica::of(&servers), servers };
         match self.output {
             Output::Json => match serde_json::to_string_pretty(&report) {
                 Ok(json) => println!("{json}"),

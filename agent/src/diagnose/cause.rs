@@ -66,13 +66,15 @@ pub enum Cause {
     FailureNotTold,
     /// A warm-up or a health check, which has nothing to transfer, and does not end.
     WarmupPinned,
+    /// It is over on this rank of its server and not on another one, where it may be stuck: the evidence names that.
+    HeldByOtherRank,
     /// No sign that the sources at hand could show.
     Unknown,
 }
 
 impl Cause {
     /// Every cause that can be diagnosed.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 20] = [
         Self::RoomCollision,
         Self::UpdateDropped,
         Self::AbortIgnored,
@@ -91,6 +93,7 @@ impl Cause {
         Self::Resurrected,
         Self::FailureNotTold,
         Self::WarmupPinned,
+        Self::HeldByOtherRank,
         Self::Unknown,
     ];
 
@@ -105,9 +108,10 @@ impl Cause {
     }
 
     /// Whether a request that has it counts as stuck. Not one that has ended, nor one that waits its turn or gets on, nor a
-    /// warm-up, for which nobody waits.
+    /// warm-up, for which nobody waits, nor one that counts on another rank.
     pub fn is_stuck(self) -> bool {
-        !self.is_past() && !matches!(self, Self::Slow | Self::CapacityStall | Self::WarmupPinned)
+        let waits = matches!(self, Self::Slow | Self::CapacityStall | Self::WarmupPinned | Self::HeldByOtherRank);
+        !self.is_past() && !waits
     }
 
     /// Whether it is read from the engine's calls: without all of them another cause may hold.
@@ -144,6 +148,7 @@ impl Cause {
             Self::Resurrected => "Resurrected",
             Self::FailureNotTold => "FailureNotTold",
             Self::WarmupPinned => "WarmupPinned",
+            Self::HeldByOtherRank => "HeldByOtherRank",
             Self::Unknown => "Unknown",
         }
     }
@@ -186,7 +191,7 @@ pub fn cause(tracked: &Tracked<'_>, now: Monotonic) -> Cause {
         return Cause::LoopStalled;
     }
     if request.phase.is_some_and(Phase::is_terminal) {
-        return Cause::Unknown;
+        return if request.held_by.is_some() { Cause::HeldByOtherRank } else { Cause::Unknown };
     }
     if request.side() == Side::Decode {
         return decode::cause(tracked, now);

@@ -10,6 +10,7 @@ use super::{
     codes::{ucs_status_name, wc_status_name},
     decode, gauge_evidence, other_end,
     quiescence::{SETTLES_WITHIN, is_watched},
+    rank_evidence::{RankFact, of_ranks},
     ranks::diverges,
     stalled::stalled_since,
 };
@@ -22,6 +23,7 @@ use crate::{
     request::{
         DeviceError, Queue, ReleaseProof, Resurrected, Sync,
         ends::{Conclusion, EndState, RoomEnd, Side},
+        rank::Rank,
         tracker::Tracked,
         transfer::Looked,
     },
@@ -104,8 +106,11 @@ pub enum Fact {
     EndNotSeenByRelease { transfers: usize },
     RanOn,
     NoPass { since_ms: u64 },
+    BatchMayRun { requests: u32 },
+    NothingToPrefill,
     RanksDiffer { room: Room },
-    DroppedByRank { pid: u32 },
+    DroppedByRank { rank: Rank, pid: u32 },
+    Ranks { what: RankFact },
     Resurrected { room: Room, to: Phase },
     FakeSender,
     OtherEnd(RoomEnd),
@@ -204,8 +209,16 @@ impl fmt::Display for Fact {
             Self::RanksDiffer { room } => {
                 write!(f, "one rank of this server dropped the request of room {room}, another one has it still")
             }
-            Self::DroppedByRank { pid } => {
-                write!(f, "left the queue of another rank of this server, pid {pid}, and is in this one's still")
+            Self::DroppedByRank { rank, pid } => {
+                write!(f, "left the queue of rank {rank}, pid {pid}, and is in this one's still")
+            }
+            Self::Ranks { what } => what.fmt(f),
+            Self::BatchMayRun { requests } => write!(
+                f,
+                "{requests} requests of the server are not in its inflight queue: a batch of them may be running, whose kernels are compiled"
+            ),
+            Self::NothingToPrefill => {
+                f.write_str("every request of the server is in its inflight queue: it cannot be running a batch")
             }
             Self::Resurrected { room, to } => write!(f, "room {room} had Failed, and was made {to} again"),
             Self::FakeSender => {
@@ -284,12 +297,20 @@ pub(super) fn evidence(tracked: &Tracked<'_>, cause: Cause, now: Monotonic) -> V
         seen(at, Fact::Resurrected { room: request.room, to });
     }
     if let Some(dropped) = &request.dropped_by {
-        seen(dropped.at, Fact::DroppedByRank { pid: dropped.rank.pid });
+        seen(dropped.at, Fact::DroppedByRank { rank: dropped.rank, pid: dropped.process.pid });
     } else if let Some(room) = diverges(tracked, now) {
-        seen(server.ranks_differ.map_or(request.created, |(at, _)| at), Fact::RanksDiffer { room });
+        let differ = server.ranks.as_ref().and_then(|ranks| ranks.differ);
+        seen(differ.map_or(request.created, |differ| differ.at), Fact::RanksDiffer { room });
     }
     if let Some(since) = stalled_since(tracked, now) {
         seen(since, Fact::NoPass { since_ms: now.since(since).as_millis() as u64 });
+        seen(
+            since,
+            match server.to_prefill {
+                0 => Fact::NothingToPrefill,
+                requests => Fact::BatchMayRun { requests },
+            },
+        );
     }
     if request.backend == Backend::Fake {
         seen(request.created, Fact::FakeSender);
@@ -310,6 +331,7 @@ pub(super) fn evidence(tracked: &Tracked<'_>, cause: Cause, now: Monotonic) -> V
         seen(at, Fact::EventsMissing);
     }
     of_other_end(tracked, cause, &mut evidence);
+    of_ranks(tracked, cause, now, &mut evidence);
     of_transfers(tracked, now, &mut evidence);
     evidence.extend(gauge_evidence(tracked, now));
     evidence.sort_by_key(|evidence| evidence.at);

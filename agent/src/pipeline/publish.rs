@@ -8,7 +8,10 @@ use crate::{
     event::{Phase, clock::Monotonic},
     metrics::{AlertLabel, CauseLabel, Metrics, PhaseLabel, RuleLabel, StateLabel, TargetLabel, reason},
     request::{NativeState, Side, transfers::Transfers},
-    server::status::{AlertStatus, ControlStatus, ServerStatus, Status, SubjectStatus, TransfersStatus},
+    server::{
+        replica::ReplicaStatus,
+        status::{AlertStatus, ControlStatus, ServerStatus, Status, SubjectStatus, TransfersStatus},
+    },
     verdict::Verdict,
 };
 
@@ -172,12 +175,14 @@ impl Pipeline {
             })
             .collect();
         servers.sort_by_key(|server| server.pid);
+        let replicas = self.core.replicas();
         let active = self.core.active().count();
         Status {
             version: env!("CARGO_PKG_VERSION"),
             mode: self.config.mode,
             node: self.config.node.clone(),
             servers,
+            replicas: replicas.iter().map(|replica| ReplicaStatus::of(replica, &self.core, now)).collect(),
             alerts: self.core.active().take(MAX_LISTED).map(|verdict| self.alert_status(verdict, now)).collect(),
             alerts_not_listed: active.saturating_sub(MAX_LISTED),
         }

@@ -205,10 +205,11 @@ impl<'b, C> Decode<'b, C> for RoomEnd {
 impl<C: Names> Encode<C> for Hello {
     fn encode<W: encode::Write>(&self, e: &mut Encoder<W>, names: &mut C) -> Result<(), encode::Error<W::Error>> {
         let Self { hook, epoch, sglang, engine, python, role, backend, sender, flag, counts, late, .. } = self;
-        let Self { tp, tp_rank, pp, pp_rank, cp, dp, dp_rank, bootstrap_timeout, waiting_timeout, .. } = self;
+        let Self { tp, tp_rank, pp, pp_rank, cp, cp_rank, dp, dp_rank, nodes, node_rank, .. } = self;
+        let Self { bootstrap_timeout, waiting_timeout, .. } = self;
         let public = |word: &Option<String>| word.as_deref().map(|word| names.public(word).into_owned());
         let words = [hook, sglang, engine, python, role, backend, sender, counts].map(public);
-        let ranks = [*tp, *tp_rank, *pp, *pp_rank, *cp, *dp, *dp_rank];
+        let ranks = [*tp, *tp_rank, *pp, *pp_rank, *cp, *cp_rank, *dp, *dp_rank, *nodes, *node_rank];
         (words, ranks, epoch, flag, late, bootstrap_timeout, waiting_timeout).encode(e, names)
     }
 }
@@ -217,7 +218,7 @@ impl<'b, C> Decode<'b, C> for Hello {
     fn decode(d: &mut Decoder<'b>, context: &mut C) -> Result<Self, decode::Error> {
         let (words, ranks, epoch, flag, late, bootstrap_timeout, waiting_timeout) = Decode::decode(d, context)?;
         let [hook, sglang, engine, python, role, backend, sender, counts]: [Option<String>; 8] = words;
-        let [tp, tp_rank, pp, pp_rank, cp, dp, dp_rank]: [Option<u32>; 7] = ranks;
+        let [tp, tp_rank, pp, pp_rank, cp, cp_rank, dp, dp_rank, nodes, node_rank]: [Option<u32>; 10] = ranks;
         Ok(Self {
             hook,
             epoch,
@@ -235,8 +236,11 @@ impl<'b, C> Decode<'b, C> for Hello {
             pp,
             pp_rank,
             cp,
+            cp_rank,
             dp,
             dp_rank,
+            nodes,
+            node_rank,
             bootstrap_timeout,
             waiting_timeout,
         })

@@ -63,6 +63,17 @@ impl Case {
     }
 }
 
+#[test]
+fn nothing_is_done_about_a_server_that_stands_or_is_out_of_step_nor_about_any_other_cause() {
+    for cause in Cause::ALL {
+        let curable = [Cause::RoomCollision, Cause::UpdateDropped, Cause::AbortIgnored].contains(&cause);
+        let mut case = Case::allowed();
+        case.diagnosis.cause = cause;
+        let expected = if curable { Ok(()) } else { Err(Refusal::CauseNotCurable) };
+        assert_eq!(case.verdict(), expected, "{cause}");
+    }
+}
+
 type Spoil = fn(&mut Case);
 
 const REFUSED: &[(Refusal, Spoil)] = &[

@@ -25,7 +25,7 @@ use super::{
 use concluded::{ConcludedRooms, conclusion};
 use dead::DeadRooms;
 use ranks::LeftRooms;
-pub(super) use ranks::differences;
+pub(super) use ranks::compare;
 use receiving::QueueLengths;
 use released::Released;
 use resync::Resync;

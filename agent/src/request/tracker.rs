@@ -12,11 +12,13 @@ use super::{
     ends::Ends,
     gauge::Gauges,
     notified::Notified,
-    process::{ALL_SERIALS, Applying, Process, differences},
+    process::{ALL_SERIALS, Applying, Process, compare},
+    rank::Replica,
     transfer::Observation,
     transfers::{Counted, Transfers},
 };
 use crate::{
+    diagnose::Cause,
     event::{Body, Event, FailureFlag, LeaveReason, Phase, ProcessKey, clock::Monotonic, native::Engine},
     record::codec::recorded,
 };
@@ -201,22 +203,36 @@ impl Tracker {
         }
     }
 
-    /// Looks whether the ranks of each of these servers have dropped the same requests. A group is every rank of a server:
-    /// of one that is not all seen nothing is said.
-    pub fn compare_ranks(&mut self, groups: &[Vec<ProcessKey>], now: Monotonic) {
+    /// Compares the ranks of each of these replicas: what they have dropped, and what is over on one and not on another. Those
+    /// of which not every rank is seen have dropped nothing that could be told.
+    pub fn compare_ranks(&mut self, replicas: &[Replica], now: Monotonic) {
+        let has_ranks = |key| replicas.iter().flat_map(|replica| &replica.seen).any(|(seen, _)| *seen == key);
         for process in self.processes.values_mut() {
-            if !groups.iter().flatten().any(|key| *key == process.key()) {
-                process.ranks_not_seen();
+            process.count_to_prefill();
+            if !has_ranks(process.key()) {
+                process.is_alone();
             }
         }
-        for group in groups {
-            let ranks: Option<Vec<&Process>> = group.iter().map(|key| self.process(*key)).collect();
-            let Some(differences) = ranks.and_then(|ranks| differences(&ranks, now)) else { continue };
-            for key in group {
-                if let Some(process) = self.process_mut(*key) {
-                    process.ranks_differ(&differences);
+        for replica in replicas {
+            for comparison in compare(replica, |key| self.process(key), now) {
+                if let Some(process) = self.process_mut(comparison.process) {
+                    process.compared(comparison);
                 }
             }
+        }
+    }
+
+    /// The requests that another rank holds up, each with the one there.
+    pub fn held(&self) -> impl Iterator<Item = (RequestKey, RequestKey)> {
+        self.processes.values().flat_map(|process| {
+            process.held().map(|(serial, by)| (RequestKey { process: process.key(), serial }, by.request))
+        })
+    }
+
+    /// Says what is diagnosed of the request that holds this one up.
+    pub fn held_for(&mut self, held: RequestKey, cause: Cause) {
+        if let Some(process) = self.process_mut(held.process) {
+            process.held_for(held.serial, cause);
         }
     }
 

@@ -7,6 +7,7 @@ use std::{
 
 use serde::Serialize;
 
+use super::replica::ReplicaStatus;
 use crate::{
     diagnose::{Cause, Evidence, Source, cause_of_room},
     event::{Hello, Rid, Room, clock::Monotonic, native::failure_name},
@@ -35,6 +36,8 @@ pub struct Status {
     pub node: String,
     /// The schedulers of the node.
     pub servers: Vec<ServerStatus>,
+    /// The servers that have several ranks, each with its ranks side by side.
+    pub replicas: Vec<ReplicaStatus>,
     /// The alerts that are pending or fire.
     pub alerts: Vec<AlertStatus>,
     /// Alerts beyond those.

@@ -2,7 +2,7 @@
 
 use super::*;
 
-const CASES: [(Cause, &str, f64); 9] = [
+const CASES: [(Cause, &str, f64); 10] = [
     (Cause::RoomCollision, "RoomCollision", 30.0),
     (Cause::UpdateDropped, "UpdateDropped", 30.0),
     (Cause::AbortIgnored, "AbortIgnored", 31.0),
@@ -11,11 +11,12 @@ const CASES: [(Cause, &str, f64); 9] = [
     (Cause::LoopStalled, "LoopStalled", 360.0),
     (Cause::RankDivergence, "RankDivergence", 60.0),
     (Cause::Resurrected, "Resurrected", 60.0),
+    (Cause::HeldByOtherRank, "HeldByOtherRank", 130.5),
     (Cause::Unknown, "PinnedUnknown", 390.5),
 ];
 
-/// Causes that are about the server as a whole: a warm-up shows them as well.
-const OF_THE_SERVER: [Cause; 2] = [Cause::LoopStalled, Cause::RankDivergence];
+/// Causes that are about the server as a whole, or its other ranks: a warm-up shows them as well.
+const OF_THE_SERVER: [Cause; 3] = [Cause::LoopStalled, Cause::RankDivergence, Cause::HeldByOtherRank];
 
 /// Causes that transfers show, whatever else is known of the request: when the rule fires, and how urgent it is.
 const OF_TRANSFERS: [(Cause, f64, Severity); 7] = [
@@ -68,7 +69,7 @@ fn each_default_rule_about_transfers_fires_on_its_cause_and_not_before_its_time(
 #[test]
 fn slow_and_waiting_requests_are_never_worth_more_than_information() {
     let rules = load::defaults().unwrap();
-    for cause in [Cause::Slow, Cause::CapacityStall, Cause::WarmupPinned] {
+    for cause in [Cause::Slow, Cause::CapacityStall, Cause::WarmupPinned, Cause::HeldByOtherRank] {
         let allows = |rule: &&dislodge::rule::Rule| rule.condition.prefilter().allows(cause, f64::MAX);
         let loudest = rules.iter().map(|(_, rule)| rule).filter(allows).map(|rule| rule.severity).max();
         assert_eq!(loudest, Some(Severity::Info), "{cause}");

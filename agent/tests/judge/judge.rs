@@ -69,7 +69,7 @@ struct Said {
 
 /// Causes that accuse nobody: what is slow, what waits, what is not known.
 fn is_silence(cause: Cause) -> bool {
-    matches!(cause, Cause::Unknown | Cause::Slow | Cause::CapacityStall)
+    matches!(cause, Cause::Unknown | Cause::Slow | Cause::CapacityStall | Cause::HeldByOtherRank)
 }
 
 /// From when on the rule of a request's cause matches, as `rules/default.yaml` has it.

@@ -23,21 +23,22 @@ const AT_ONCE: usize = 3;
 
 static RUNNING: (Mutex<usize>, Condvar) = (Mutex::new(0), Condvar::new());
 
-/// The right to run a server.
-struct Slot;
+/// The right to run a server that takes as much as so many.
+pub struct Slot(usize);
 
 impl Slot {
-    fn take() -> Self {
-        let mut running = RUNNING.1.wait_while(RUNNING.0.lock().unwrap(), |running| *running >= AT_ONCE).unwrap();
-        *running += 1;
-        Self
+    /// Waits for it.
+    pub fn take(servers: usize) -> Self {
+        let is_full = |running: &mut usize| *running + servers > AT_ONCE;
+        *RUNNING.1.wait_while(RUNNING.0.lock().unwrap(), is_full).unwrap() += servers;
+        Self(servers)
     }
 }
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        *RUNNING.0.lock().unwrap() -= 1;
-        RUNNING.1.notify_one();
+        *RUNNING.0.lock().unwrap() -= self.0;
+        RUNNING.1.notify_all();
     }
 }
 
@@ -139,7 +140,7 @@ impl<'a> Setup<'a> {
     }
 
     fn spawn(self) -> SglangServer {
-        let slot = (!self.companion).then(Slot::take);
+        let slot = (!self.companion).then(|| Slot::take(1));
         let environment = sglang().unwrap();
         let folder = tempfile::tempdir().unwrap();
         // Where the shell becomes Python, the process that waits is the process that serves.

@@ -9,6 +9,7 @@ pub mod environment;
 pub mod http;
 pub mod marks;
 pub mod native;
+pub mod ranks;
 pub mod rules;
 pub mod server;
 pub mod transfers;

@@ -13,6 +13,7 @@ use dislodge::{
 use super::{
     Report,
     engine::EngineReport,
+    replica,
     server::{Server, in_words},
 };
 
@@ -31,6 +32,7 @@ pub(super) fn render(report: &Report) -> String {
         ));
     }
     lines.extend(report.servers.iter().flat_map(server));
+    lines.extend(report.replicas.iter().flat_map(replica::in_words));
     lines.iter().fold(String::new(), |mut text, line| {
         let line: String = line.trim_end().chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect();
         let _ = writeln!(text, "{line}");
@@ -122,7 +124,7 @@ mod tests {
     fn of(title: &str, engine: EngineReport) -> String {
         let target = Target { key: ProcessKey { pid: 77, start: 1 }, title: title.to_owned() };
         let server = Server { target, hook: None, proved: false, marker: false, advice: None, engine };
-        render(&Report { checks: Vec::new(), servers: vec![server] })
+        render(&Report { checks: Vec::new(), servers: vec![server], replicas: Vec::new() })
     }
 
     fn lacking() -> EngineReport {
@@ -173,7 +175,7 @@ warn  transfers        can't be followed
 
     #[test]
     fn a_node_without_a_scheduler_is_told_what_was_looked_for() {
-        let text = render(&Report { checks: Vec::new(), servers: Vec::new() });
+        let text = render(&Report { checks: Vec::new(), servers: Vec::new(), replicas: Vec::new() });
         assert!(text.contains("sglang::scheduler"), "{text}");
     }
 }

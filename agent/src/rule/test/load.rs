@@ -187,9 +187,9 @@ fn server(raw: BTreeMap<String, Text>, problems: &mut Problems<'_>) -> Hello {
     hello
 }
 
-/// How many ranks a server has that the agent compares: with context parallelism it compares none.
+/// How many ranks a server has.
 pub(super) fn ranks(server: &Hello) -> u32 {
-    server.tp.unwrap_or(1) * server.pp.unwrap_or(1)
+    server.tp.unwrap_or(1) * server.cp.unwrap_or(1) * server.pp.unwrap_or(1)
 }
 
 fn expected(raw: Vec<Spanned<RawExpected>>, rules: &RuleSet, problems: &mut Problems<'_>) -> Vec<Expected> {

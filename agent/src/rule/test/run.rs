@@ -177,9 +177,10 @@ impl Scene {
     fn add(&mut self, rank: u32, server: &Hello) {
         let (process, at) = (process(rank), BEGIN);
         let identity = ServerIdentity { parent: Some(PARENT), ..ServerIdentity::default() };
-        let tp = server.tp.unwrap_or(1);
+        let (tp, cp) = (server.tp.unwrap_or(1), server.cp.unwrap_or(1));
+        let (tp_rank, cp_rank, pp_rank) = (Some(rank % tp), Some(rank / tp % cp), Some(rank / tp / cp));
         let role = server.role.clone().or_else(|| Some(Side::Prefill.name().to_owned()));
-        let hello = Hello { role, tp_rank: Some(rank % tp), pp_rank: Some(rank / tp), ..server.clone() };
+        let hello = Hello { role, tp_rank, cp_rank, pp_rank, ..server.clone() };
         self.turns.insert(rank, true);
         self.tell(Input::Attach { process, identity: Box::new(identity), clock_offset: 0 });
         self.tell(Input::Watch { process, engine: Some(Engine::Nixl), at });
