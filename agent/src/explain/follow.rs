@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     core::{Core, Effects, Input},
-    diagnose::{Cause, Confidence, Diagnosis, Fact, diagnose},
+    diagnose::{Confidence, Diagnosis, Fact, diagnose},
     event::{
         Body, Event, Room,
         clock::{Monotonic, WallClock},
@@ -316,7 +316,8 @@ impl Follower {
             Some(said) => state::in_words(said, self.doubts.clone(), times),
             None => state::not_said(),
         };
-        let is_unknown = diagnosis.cause == Cause::Unknown.name();
+        // What it did to others goes on.
+        let is_done = self.said.as_ref().is_some_and(|said| said.cause.is_past());
         Explanation {
             instance: state::instance(self.key, request, times),
             server: self.server.clone(),
@@ -324,7 +325,7 @@ impl Follower {
             timeline: None,
             diagnosis: answer::Diagnosis {
                 is_past: true,
-                advice: if is_unknown { "nothing: it has ended".to_owned() } else { diagnosis.advice },
+                advice: if is_done { diagnosis.advice } else { "nothing any more: it has ended".to_owned() },
                 ..diagnosis
             },
             rules: Vec::new(),
@@ -371,13 +372,16 @@ impl Counted {
     }
 }
 
-/// Another process that has a request on the same room: another rank of the server where they have one parent.
+/// Another process that has a request on the same room: another rank of the server where they have one parent, or where
+/// that is not known, which both say that they are ranks of as many.
 fn whose(pid: u32, key: RequestKey, core: &Core) -> String {
     let Some((other, state)) = core.tracker().servers().find(|(key, _)| key.pid == pid) else {
         return format!("pid {pid}");
     };
     let parent = |process| core.identity(process).and_then(|identity| identity.parent);
-    let is_rank = parent(other).is_some() && parent(other) == parent(key.process);
+    let hello = |process| core.tracker().server(process).and_then(|server| server.hello.as_deref());
+    let sizes = |process| hello(process).map(|hello| (hello.tp, hello.pp)).filter(|sizes| *sizes != (Some(1), Some(1)));
+    let is_rank = parent(other) == parent(key.process) && sizes(other).is_some() && sizes(other) == sizes(key.process);
     let ranks = state.hello.as_deref().and_then(words::ranks).filter(|_| is_rank);
     ranks.map_or_else(|| format!("another server, pid {pid}"), |ranks| format!("pid {pid} ({ranks})"))
 }

@@ -278,7 +278,7 @@ impl Page {
             Decision::Acts => self.plain("act", &what),
         }
         for (number, refused) in remediation.refusals.iter().enumerate() {
-            let label = if number == 0 { "nothing" } else { "also" };
+            let label = if number == 0 { "refused" } else { "also" };
             self.plain(label, &format!("{}: {}", refused.guard, refused.why));
         }
         if !remediation.assumed.is_empty() && !diagnosis.is_past {
