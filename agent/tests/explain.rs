@@ -71,13 +71,13 @@ fn file(inputs: Vec<Input>) -> Vec<u8> {
 }
 
 fn named(name: &str) -> Wanted {
-    Wanted { name: name.to_owned(), pid: None, serial: None }
+    Wanted::new(name.to_owned(), None, None)
 }
 
 /// This request and no other.
 fn this(truth: &Truth) -> Wanted {
     let key = truth.request;
-    Wanted { name: truth.room.to_string(), pid: Some(key.process.pid), serial: Some(key.serial) }
+    Wanted::new(truth.room.to_string(), Some(key.process.pid), Some(key.serial))
 }
 
 fn texts(explanation: &Explanation) -> Vec<String> {
@@ -254,10 +254,10 @@ fn a_room_that_was_used_again_shows_each_use_the_newest_first_and_names_the_othe
     assert_eq!(serials(&answer), [9, 8, 7, 6]);
     assert_eq!(answer.others.iter().map(|other| other.serial).collect::<Vec<_>>(), [5, 4, 3, 2, 1]);
     assert!(render(&answer, Style::Plain).contains("--serial N"));
-    let one = made.ask(&Wanted { serial: Some(2), ..named("77") });
+    let one = made.ask(&Wanted::new("77".to_owned(), None, Some(2)));
     assert_eq!((serials(&one), one.others.len()), (vec![2], 0));
     assert_eq!(serials(&made.ask(&named("rid-5"))), [5]);
-    assert!(made.ask(&Wanted { pid: Some(8), ..named("77") }).requests.is_empty());
+    assert!(made.ask(&Wanted::new("77".to_owned(), Some(8), None)).requests.is_empty());
 }
 
 const PROCESS: ProcessKey = ProcessKey { pid: 7, start: 1 };

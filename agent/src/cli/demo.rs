@@ -127,6 +127,7 @@ async fn watch(mut server: DemoServer, folder: &std::path::Path, without_bpf: bo
     stop.cancel();
     pipeline.await.context("the pipeline")?;
     println!("» done: found, explained, freed and read back in {:.1} s", story.seconds());
+    println!("» on a node, `dislodge explain {SHARED_ROOM}` tells all of this about one request");
     Ok(())
 }
 

@@ -73,7 +73,7 @@ enum Failure {
 
 impl Explain {
     pub(super) fn run(self) -> ExitCode {
-        let wanted = Wanted { name: self.name.clone(), pid: self.server, serial: self.serial };
+        let wanted = Wanted::new(self.name.clone(), self.server, self.serial);
         let answer = match &self.file {
             Some(file) => of_file(file, self.rules.as_deref(), &wanted, self.at),
             None => self.of_agent(&wanted),

@@ -98,7 +98,8 @@ impl Follower {
         self.begins = matches!(input, Input::Snapshot(_));
         let process = self.key.process;
         match input {
-            Input::Snapshot(_) | Input::Rules { .. } | Input::Looked { .. } | Input::Observed { .. } => {}
+            Input::Snapshot(_) | Input::Rules { .. } => {}
+            Input::Looked { at, .. } | Input::Observed { at, .. } => self.now = self.now.max(*at),
             Input::Tick { now, .. } => {
                 self.now = self.now.max(*now);
                 self.ticks = true;

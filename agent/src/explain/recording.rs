@@ -68,12 +68,16 @@ pub fn explain<R: Read>(
         .take(MAX_NAMED)
         .map(|(key, request)| state::instance(*key, request, &Times::new(&wall, request.created)))
         .collect();
+    let mut notes = notes(&header, &summary, rules_differ);
+    if found.is_empty() {
+        notes.extend(state::without_request(&core, wanted));
+    }
     Ok(Answer {
         schema: SCHEMA,
         asked: wanted.name.clone(),
         as_of: wall.timestamp(now),
         searched: finder.searched(),
-        notes: notes(&header, &summary, rules_differ),
+        notes,
         origin: Origin::Recording {
             file: file.to_owned(),
             node: header.node,

@@ -50,6 +50,15 @@ pub fn find(core: &Core, wanted: &Wanted, now: Monotonic) -> Vec<RequestKey> {
     found.into_iter().map(|(_, key)| key).collect()
 }
 
+/// What to say where no request is known of what is meant, and transfers are.
+pub fn without_request(core: &Core, wanted: &Wanted) -> Option<String> {
+    wanted.has_transfers(core).then(|| {
+        "transfers of it are seen, and no request: is the hook in that server (`dislodge doctor`)? `/status` tells of the \
+         transfers"
+            .to_owned()
+    })
+}
+
 /// Which request a key is, of those that a core knows now.
 pub fn name(core: &Core, key: RequestKey, now: Monotonic, wall: &WallClock) -> Option<Instance> {
     let tracked = core.tracker().judge(key, now)?;

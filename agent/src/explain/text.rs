@@ -60,7 +60,7 @@ pub fn not_found(answer: &Answer) -> String {
         count(searched.requests, "request"),
         count(searched.servers, "server")
     );
-    let mut also = |text: String| said = format!("{said}\n  {text}");
+    let mut also = |text: String| said = format!("{said}\n{text}");
     if searched.ids_cut > 0 {
         also(format!("{} ids were cut when they were seen: such a request is found by its room", searched.ids_cut));
     }
@@ -79,7 +79,8 @@ pub fn not_found(answer: &Answer) -> String {
     for note in &answer.notes {
         also(format!("note: {note}"));
     }
-    said.lines().map(|line| safe(line)).collect::<Vec<_>>().join("\n")
+    let lines = said.lines().flat_map(|line| wrapped(&safe(line), WIDTH - 2));
+    lines.collect::<Vec<_>>().join("\n  ")
 }
 
 struct Page {

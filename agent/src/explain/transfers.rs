@@ -113,7 +113,8 @@ mod tests {
     #[test]
     fn what_changed_is_told_and_what_did_not_is_not() {
         let mut known = Known::default();
-        let mut now = SubjectTransfers { posted: 1, ..SubjectTransfers::default() };
+        let mut now = SubjectTransfers::default();
+        now.posted += 1;
         assert_eq!(texts(&known.becomes(Some(&now), Way::Call)), ["a transfer of the room was posted"]);
         assert!(known.becomes(Some(&now), Way::Call).is_empty());
         now.unproved = 1;

@@ -3,8 +3,9 @@
 use reqwest::Url;
 
 use crate::{
+    core::Core,
     event::{Rid, Room},
-    request::{Request, RequestKey},
+    request::{Request, RequestKey, correlate::TransferSubject},
 };
 
 /// What was asked for. A request id is matched whole: SGLang itself matches by prefix, which names others too.
@@ -16,12 +17,19 @@ pub struct Wanted {
     pub pid: Option<u32>,
     /// The only sender.
     pub serial: Option<u64>,
+    room: Option<Room>,
 }
 
 /// Longest name that is asked for, in bytes: no request id that is kept is longer.
 const MAX_NAME: usize = 1_024;
 
 impl Wanted {
+    /// A room or a whole request id; of this server, and this sender, where there are several.
+    pub fn new(name: String, pid: Option<u32>, serial: Option<u64>) -> Self {
+        let room = Room::try_from(name.clone()).ok();
+        Self { name, pid, serial, room }
+    }
+
     /// What a query of `/explain` names: `name`, and `pid` and `serial` where there are several.
     pub fn of_query(query: &str) -> Option<Self> {
         let url = Url::parse(&format!("http://agent/?{query}")).ok()?;
@@ -34,7 +42,7 @@ impl Wanted {
                 _ => return None,
             }
         }
-        name.filter(|name| !name.is_empty() && name.len() <= MAX_NAME).map(|name| Self { name, pid, serial })
+        name.filter(|name| !name.is_empty() && name.len() <= MAX_NAME).map(|name| Self::new(name, pid, serial))
     }
 
     /// Writes it as a query of `/explain`.
@@ -54,7 +62,19 @@ impl Wanted {
     }
 
     fn is_room(&self, room: Room) -> bool {
-        Room::try_from(self.name.clone()).is_ok_and(|named| named == room)
+        self.room == Some(room)
+    }
+
+    /// Whether transfers are seen of what is meant, as the engine names it.
+    pub(super) fn has_transfers(&self, core: &Core) -> bool {
+        let tracker = core.tracker();
+        let servers = tracker.servers().filter(|(key, _)| self.pid.is_none_or(|pid| pid == key.pid));
+        servers.filter_map(|(key, _)| tracker.transfers(key)).any(|transfers| {
+            transfers.subjects().any(|(subject, _)| match subject {
+                TransferSubject::Room(room) => self.is_room(*room),
+                TransferSubject::Request(request) => *request == self.name,
+            })
+        })
     }
 
     fn is_rid(&self, rid: &Rid) -> bool {
@@ -68,7 +88,7 @@ mod tests {
     use crate::event::{Backend, ProcessKey, clock::Monotonic};
 
     fn wanted(name: &str) -> Wanted {
-        Wanted { name: name.to_owned(), pid: None, serial: None }
+        Wanted::new(name.to_owned(), None, None)
     }
 
     fn request(room: Room, rid: Option<(&str, bool)>) -> (RequestKey, Request) {
@@ -90,7 +110,7 @@ mod tests {
         let mut url = Url::parse("http://agent/explain").unwrap();
         for name in ["77", "a&pid=1 \u{1b}[31m%00+#\u{e9}", "out of range"] {
             for (pid, serial) in [(None, None), (Some(7), Some(u64::MAX))] {
-                let wanted = Wanted { pid, serial, ..wanted(name) };
+                let wanted = Wanted::new(name.to_owned(), pid, serial);
                 wanted.to_query(&mut url);
                 assert_eq!(Wanted::of_query(url.query().unwrap()), Some(wanted), "{url}");
             }
@@ -111,7 +131,7 @@ mod tests {
     fn a_server_or_a_sender_that_is_named_leaves_the_others_out() {
         let (key, request) = request(Room::Number(77), None);
         for (pid, serial, is) in [(Some(7), Some(3), true), (Some(8), None, false), (None, Some(4), false)] {
-            assert_eq!(Wanted { pid, serial, ..wanted("77") }.is(key, &request), is);
+            assert_eq!(Wanted::new("77".to_owned(), pid, serial).is(key, &request), is);
         }
     }
 }

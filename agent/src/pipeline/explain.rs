@@ -7,7 +7,7 @@ use crate::{
         answer::{Answer, Instance, Live, Origin, SCHEMA, Searched},
         recording::{MAX_EXPLAINED, MAX_NAMED},
         remediation::Surroundings,
-        state::{explain, find, name},
+        state::{explain, find, name, without_request},
         wanted::Wanted,
     },
     rule::Mode,
@@ -28,6 +28,8 @@ impl Pipeline {
         }
         let others: Vec<Instance> =
             others.iter().take(MAX_NAMED).filter_map(|key| name(&self.core, *key, now, &wall)).collect();
+        let notes = if found.is_empty() { without_request(&self.core, wanted) } else { None };
+        let notes = notes.into_iter().collect();
         Live {
             answer: Answer {
                 schema: SCHEMA,
@@ -39,7 +41,7 @@ impl Pipeline {
                 },
                 as_of: wall.timestamp(now),
                 searched: self.searched(now),
-                notes: Vec::new(),
+                notes,
                 requests,
                 others,
             },
