@@ -13,6 +13,7 @@ pub mod outlook;
 pub mod recording;
 pub mod remediation;
 pub mod state;
+mod terminal;
 pub mod text;
 mod transfers;
 pub mod wanted;

@@ -1,94 +1,26 @@
-//! `dislodge explain` on recordings of simulated servers: what it says is what happened, whatever is asked and whatever
-//! stands in names.
+//! `dislodge explain` on recordings of simulated servers: what it says is what happened.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
 
-use std::{
-    path::Path,
-    process::{Command, Output},
-};
+#[path = "fixtures/made.rs"]
+mod made;
 
 use dislodge::{
     core::Input,
-    diagnose::Cause,
-    event::{Backend, Body, Event, Phase, ProcessKey, Rid, Room, clock::Monotonic},
+    event::{Body, Event, Rid, clock::Monotonic},
     explain::{
         answer::{Answer, Decision, Explanation, RuleState},
-        recording::explain,
-        text::{Style, not_found, render},
+        text::{Style, render},
         wanted::Wanted,
     },
-    record::{anonymize::anonymize, reader::Reader, replay::Replay},
+    record::{
+        reader::Reader,
+        replay::{Replay, Told},
+    },
     rule::load::defaults,
-    simulate::{Family, Settings, recording, simulate, truth::Truth},
+    simulate::Family,
 };
 use jiff::{Timestamp, ToSpan as _};
-
-/// A recording of a simulated server, and what is true of its requests.
-struct Made {
-    file: Vec<u8>,
-    truth: Vec<Truth>,
-}
-
-impl Made {
-    fn of(family: Family, seed: u64, requests: usize, ranks: usize) -> Self {
-        let simulation = simulate(&Settings { family, seed, requests, ranks });
-        Self { file: file(simulation.inputs), truth: simulation.truth }
-    }
-
-    /// The first of these seeds whose stream has a request that is stuck for this cause, and that request.
-    fn stuck(family: Family, cause: &str, ranks: usize) -> (Self, Truth) {
-        for seed in 0..60 {
-            let made = Self::of(family, seed, 3, ranks);
-            let is_it = |it: &&Truth| it.why_stuck().is_some_and(|stuck| stuck.cause == cause && stuck.seen);
-            if let Some(truth) = made.truth.iter().find(is_it).cloned() {
-                return (made, truth);
-            }
-        }
-        panic!("no seed of {family:?} has a request that is stuck for {cause}");
-    }
-
-    fn ask(&self, wanted: &Wanted) -> Answer {
-        self.ask_at(wanted, None)
-    }
-
-    fn ask_at(&self, wanted: &Wanted, until: Option<Timestamp>) -> Answer {
-        let replay = || Replay::new(Reader::open(&*self.file).unwrap(), defaults().unwrap());
-        explain((replay(), replay()), "made", wanted, until).unwrap()
-    }
-
-    /// What is said of one request in the end.
-    fn explained(&self, truth: &Truth) -> Explanation {
-        let mut answer = self.ask(&this(truth));
-        assert_eq!(answer.requests.len(), 1, "{truth:?}");
-        answer.requests.remove(0)
-    }
-}
-
-fn file(inputs: Vec<Input>) -> Vec<u8> {
-    let mut file = Vec::new();
-    recording(inputs, defaults().unwrap()).write(&mut file).unwrap();
-    file
-}
-
-fn named(name: &str) -> Wanted {
-    Wanted::new(name.to_owned(), None, None)
-}
-
-/// This request and no other.
-fn this(truth: &Truth) -> Wanted {
-    let key = truth.request;
-    Wanted::new(truth.room.to_string(), Some(key.process.pid), Some(key.serial))
-}
-
-fn texts(explanation: &Explanation) -> Vec<String> {
-    let lines = &explanation.timeline.as_ref().unwrap().lines;
-    lines.iter().map(|line| format!("{}: {}", line.source, line.text)).collect()
-}
-
-/// Where a line that has these words stands.
-fn place(lines: &[String], words: &str) -> usize {
-    lines.iter().position(|line| line.contains(words)).unwrap_or_else(|| panic!("`{words}` is not in {lines:#?}"))
-}
+use made::{Made, file, healthy, named, place, texts, this};
 
 fn state<'a>(explanation: &'a Explanation, rule: &str) -> &'a RuleState {
     &explanation.rules.iter().find(|it| it.rule == rule).unwrap().state
@@ -212,8 +144,8 @@ fn in_every_family_what_is_said_is_what_the_core_says_in_lines_that_fit() {
             let mut core = None;
             let replay = Replay::new(Reader::open(&*made.file).unwrap(), defaults().unwrap());
             let mut last = Monotonic(0);
-            let mut observe = |told: dislodge::record::replay::Told<'_>| {
-                if let dislodge::record::replay::Told::Tick(now) = told {
+            let mut observe = |told: Told<'_>| {
+                if let Told::Tick(now) = told {
                     last = now;
                 }
                 true
@@ -258,203 +190,4 @@ fn a_room_that_was_used_again_shows_each_use_the_newest_first_and_names_the_othe
     assert_eq!((serials(&one), one.others.len()), (vec![2], 0));
     assert_eq!(serials(&made.ask(&named("rid-5"))), [5]);
     assert!(made.ask(&Wanted::new("77".to_owned(), Some(8), None)).requests.is_empty());
-}
-
-const PROCESS: ProcessKey = ProcessKey { pid: 7, start: 1 };
-const SECOND: u64 = 1_000_000_000;
-
-fn event(at: u64, body: Body) -> Input {
-    Input::Event(Event { pid: PROCESS.pid, tid: 7, at: Monotonic(at), sequence: 1, detail_lost: false, body })
-}
-
-/// So many requests on room 77, one after the other, of a server that a tick looks at.
-fn healthy(requests: u64, rid: impl Fn(u64) -> String) -> Vec<Input> {
-    let mut inputs = vec![Input::Attach { process: PROCESS, identity: Box::default(), clock_offset: 0 }];
-    let room = Room::Number(77);
-    for sender in 1..=requests {
-        let at = sender * SECOND;
-        let rid = Some(Rid { text: rid(sender), truncated: false });
-        inputs.push(event(at, Body::Open { room, sender, backend: Backend::Nixl }));
-        inputs.push(event(at + 1, Body::Phase { room, sender, old: None, new: Some(Phase::WaitingForInput) }));
-        inputs.push(event(at + 2, Body::Enter { room, sender, rid, queue_length: 1 }));
-        let pace = dislodge::core::Pace::As(None);
-        inputs.push(Input::Tick { now: Monotonic(at + SECOND / 2), pace });
-        let reason = dislodge::event::LeaveReason::Success;
-        inputs.push(event(at + SECOND * 3 / 4, Body::Leave { room, sender, reason }));
-        inputs.push(event(at + SECOND * 4 / 5, Body::Close { room, sender }));
-    }
-    inputs.push(Input::Tick { now: Monotonic((requests + 1) * SECOND), pace: dislodge::core::Pace::As(None) });
-    inputs
-}
-
-#[test]
-fn hostile_names_are_shown_and_never_obeyed() {
-    let hostile = "\u{1b}[2J\u{9b}31m\r\n\u{202e}nothing happened\u{7}\u{430}".to_owned() + &"x".repeat(400);
-    let made = Made { file: file(healthy(1, |_| hostile.clone())), truth: Vec::new() };
-    let answer = made.ask(&named(&hostile));
-    assert_eq!(answer.requests[0].instance.rid.as_ref().unwrap().text, hostile, "tools get it as it is");
-    let page = render(&answer, Style::Plain);
-    let in_a_line = page.replace('\n', " ");
-    assert!(in_a_line.contains("\\u{1b}[2J\\u{9b}31m\\u{d}\\u{a}\\u{202e}nothing happened"), "{page}");
-    let is_ours = |c: char| c == '\n' || (' '..='~').contains(&c) || "\u{2192}\u{d7}\u{2026}".contains(c);
-    assert!(page.chars().all(is_ours), "{page:?}");
-    assert!(page.lines().all(|line| line.chars().count() <= 100), "{page}");
-    let unknown = made.ask(&named("\u{1b}[2J"));
-    assert!(not_found(&unknown).chars().all(is_ours), "{}", not_found(&unknown));
-}
-
-#[test]
-fn an_id_that_was_cut_is_not_matched_and_it_is_said_that_there_is_one() {
-    let mut inputs = healthy(1, |_| "cmpl-1".to_owned());
-    for input in &mut inputs {
-        if let Input::Event(Event { body: Body::Enter { rid: Some(rid), .. }, .. }) = input {
-            rid.truncated = true;
-        }
-    }
-    let made = Made { file: file(inputs), truth: Vec::new() };
-    let answer = made.ask(&named("cmpl-1"));
-    assert!(answer.requests.is_empty() && answer.searched.ids_cut == 1);
-    assert!(not_found(&answer).contains("1 ids were cut"), "{}", not_found(&answer));
-    assert!(render(&made.ask(&named("77")), Style::Plain).contains("request cmpl-1\u{2026} (cut)"));
-}
-
-#[test]
-fn a_request_to_which_very_much_happens_has_a_timeline_of_bounded_length() {
-    let mut inputs = healthy(1, |_| "rid".to_owned());
-    let room = Room::Number(77);
-    let phases = [Phase::WaitingForInput, Phase::Transferring];
-    let more = (0..50_000_u64).map(|step| {
-        let (old, new) = (Some(phases[(step % 2) as usize]), Some(phases[((step + 1) % 2) as usize]));
-        event(SECOND + 3 + step, Body::Phase { room, sender: 1, old, new })
-    });
-    let before_the_tick = inputs.len() - 4;
-    inputs.splice(before_the_tick..before_the_tick, more);
-    let made = Made { file: file(inputs), truth: Vec::new() };
-    let told = made.ask(&named("rid")).requests.remove(0);
-    let timeline = told.timeline.as_ref().unwrap();
-    assert!(timeline.lines.len() <= 120 && timeline.left_out > 49_000, "{}", timeline.left_out);
-    let lines = texts(&told);
-    assert!(lines[0].contains("its sender was made"), "{lines:#?}");
-    place(&lines, "left the inflight queue: success");
-}
-
-#[test]
-fn without_names_it_is_found_by_the_hashes_that_the_recording_has() {
-    let (made, truth) = Made::stuck(Family::ClearedRoom, "RoomCollision", 1);
-    let mut file = Vec::new();
-    anonymize(Reader::open(&*made.file).unwrap(), &mut file).unwrap();
-    let shared = Made { file, truth: Vec::new() };
-    let unknown = shared.ask(&this(&truth));
-    assert!(unknown.requests.is_empty() && unknown.notes[0].contains("hashed"), "{:?}", unknown.notes);
-    let mut hash = None;
-    Replay::new(Reader::open(&*shared.file).unwrap(), defaults().unwrap())
-        .run(|told| {
-            if let dislodge::record::replay::Told::Verdict(verdict) = told
-                && verdict.cause == Cause::RoomCollision
-            {
-                hash = verdict.rid.clone().or(hash.take());
-            }
-            true
-        })
-        .unwrap();
-    let answer = shared.ask(&named(&hash.unwrap().text));
-    assert_eq!(
-        (&*answer.requests[0].diagnosis.cause, answer.requests[0].instance.serial),
-        ("RoomCollision", truth.request.serial)
-    );
-}
-
-/// Every path of a value with the type that stands there; what stands in a list is of one kind.
-fn paths(value: &serde_json::Value, path: &str, into: &mut std::collections::BTreeSet<String>) {
-    use serde_json::Value;
-    let kind = match value {
-        Value::Null => "null",
-        Value::Bool(_) => "bool",
-        Value::Number(_) => "number",
-        Value::String(_) => "string",
-        Value::Array(items) => {
-            items.iter().for_each(|item| paths(item, &format!("{path}[]"), into));
-            return;
-        }
-        Value::Object(fields) => {
-            fields.iter().for_each(|(key, value)| paths(value, &format!("{path}.{key}"), into));
-            return;
-        }
-    };
-    into.insert(format!("{path}: {kind}"));
-}
-
-/// Tools read it: a path that goes, or changes its type, breaks them; one that is new does not. `UPDATE=1` writes the file
-/// anew.
-#[test]
-fn the_structure_that_tools_read_stays_as_it_is() {
-    let mut found = std::collections::BTreeSet::new();
-    for family in Family::ALL {
-        let made = Made::of(family, 1, 3, 1 + family as usize % 2);
-        for truth in &made.truth {
-            paths(&serde_json::to_value(made.ask(&named(&truth.room.to_string()))).unwrap(), "", &mut found);
-        }
-    }
-    let again = Made { file: file(healthy(9, |serial| format!("rid-{serial}"))), truth: Vec::new() };
-    paths(&serde_json::to_value(again.ask(&named("77"))).unwrap(), "", &mut found);
-    found.retain(|path| !path.ends_with(": null"));
-    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/explain_schema_1.txt");
-    if std::env::var_os("UPDATE").is_some() {
-        std::fs::write(&golden, found.iter().map(|path| format!("{path}\n")).collect::<String>()).unwrap();
-    }
-    let golden = std::fs::read_to_string(&golden).unwrap();
-    let gone: Vec<&str> = golden.lines().filter(|path| !found.contains(*path)).collect();
-    assert!(golden.lines().count() > 70 && gone.is_empty(), "{gone:#?}");
-}
-
-fn dislodge(arguments: &[&str], folder: &Path) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_dislodge")).args(arguments).current_dir(folder).output().unwrap()
-}
-
-fn said(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
-
-#[test]
-fn the_command_answers_for_people_and_for_tools_and_its_exit_status_says_whether_it_could() {
-    let folder = tempfile::tempdir().unwrap();
-    let (made, truth) = Made::stuck(Family::ClearedRoom, "RoomCollision", 1);
-    std::fs::write(folder.path().join("made"), &made.file).unwrap();
-    let run = |arguments: &[&str]| dislodge(&[&["explain"], arguments].concat(), folder.path());
-
-    let people = run(&[&truth.rid, "--file", "made"]);
-    let page = said(&people.stdout);
-    assert_eq!(people.status.code(), Some(0), "{}", said(&people.stderr));
-    for words in ["what happened", "why: RoomCollision", "rules", "what would be done"] {
-        assert!(page.contains(words), "{page}");
-    }
-    assert!(!page.contains('\u{1b}'), "no colour where nobody sees it: {page}");
-
-    let tools = run(&[&truth.rid, "--file", "made", "-o", "json"]);
-    let answer: Answer = serde_json::from_slice(&tools.stdout).unwrap();
-    assert_eq!(render(&answer, Style::Plain), page, "the same content");
-
-    let unknown = run(&["4711", "--file", "made", "-o", "json"]);
-    assert_eq!(unknown.status.code(), Some(1));
-    assert!(said(&unknown.stderr).contains("no request has room or id `4711`; looked through"));
-    assert!(serde_json::from_slice::<Answer>(&unknown.stdout).unwrap().requests.is_empty());
-
-    for (wrong, status, words) in [
-        (&["1", "--file", "nowhere"][..], 1, "nowhere"),
-        (&["1", "--file", "."], 1, "."),
-        (&["1", "--agent", "http://127.0.0.1:1"], 1, "is the agent running"),
-        (&["1", "--file", "made", "--rules", "nowhere"], 2, "nowhere"),
-        (&["1", "--at", "2026-01-31T12:00:00Z"], 2, "--file"),
-        (&["1", "--file", "made", "--at", "noon"], 2, "noon"),
-        (&["1", "--file", "made", "--agent", "http://a"], 2, "--agent"),
-        (&[], 2, "ROOM|RID"),
-    ] {
-        let refused = run(wrong);
-        assert_eq!(refused.status.code(), Some(status), "{wrong:?}: {}", said(&refused.stderr));
-        assert!(said(&refused.stderr).contains(words), "{wrong:?}: {}", said(&refused.stderr));
-    }
-    std::fs::write(folder.path().join("cut"), &made.file[..made.file.len() / 2]).unwrap();
-    let cut = run(&[&truth.room.to_string(), "--file", "cut"]);
-    assert_eq!(cut.status.code(), Some(0), "{}", said(&cut.stderr));
-    assert!(said(&cut.stdout).contains("note: its end is missing"), "{}", said(&cut.stdout));
 }

@@ -147,6 +147,7 @@ impl Follower {
             Input::Attach { process: of, .. } if *of == process => {
                 self.step(Origin::Agent, "the agent begins to watch the server");
             }
+            // What was added to the inputs and has no words here; another server's is known by its pid.
             other => {
                 let (weight, text) = words::unknown(other);
                 let pid = process.pid;
@@ -159,8 +160,8 @@ impl Follower {
 
     fn event(&mut self, event: &Event, core: &Core) {
         let (room, sender) = words::of_whom(&event.body);
-        let is_of = |pid: u32| core.tracker().servers().any(|(key, _)| key.pid == pid && key == self.key.process);
-        let own = event.pid == self.key.process.pid && is_of(event.pid);
+        // Another process may have had the pid before, or have it after.
+        let own = event.pid == self.key.process.pid && core.tracker().server(self.key.process).is_some();
         let (here, same_room) = (self.is_here(), room.is_some() && room == self.room());
         match (own, sender) {
             (true, Some(serial)) if serial == self.key.serial => {
