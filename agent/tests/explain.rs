@@ -5,7 +5,7 @@
 mod made;
 
 use dislodge::{
-    core::Input,
+    core::{Effects, Input},
     event::{Body, Event, Rid, clock::Monotonic},
     explain::{
         answer::{Answer, Decision, Explanation, RuleState},
@@ -13,14 +13,18 @@ use dislodge::{
         wanted::Wanted,
     },
     record::{
+        flight::Flight,
         reader::Reader,
+        recorder::Span,
         replay::{Replay, Told},
     },
+    request::tracker::Limits,
     rule::load::defaults,
-    simulate::Family,
+    simulate::{Family, Settings, simulate},
 };
 use jiff::{Timestamp, ToSpan as _};
 use made::{Made, file, healthy, named, place, texts, this};
+use std::time::Duration;
 
 fn state<'a>(explanation: &'a Explanation, rule: &str) -> &'a RuleState {
     &explanation.rules.iter().find(|it| it.rule == rule).unwrap().state
@@ -121,6 +125,25 @@ fn what_the_agent_missed_stands_among_what_happened() {
         }
     }
     panic!("no request of any seed lived while events were lost");
+}
+
+#[test]
+fn a_recording_that_has_lost_its_beginning_tells_what_is_left_of_a_request() {
+    let seconds = |time| Span { time: Duration::from_secs(time), bytes: 64 << 20 };
+    let simulation = simulate(&Settings { family: Family::ParkedPrefill, seed: 1, requests: 3, ranks: 1 });
+    let limits = Limits { requests: 100, transfers: 100 };
+    let mut flight = Flight::new(defaults().unwrap(), limits, "node", Some(seconds(10)), Monotonic(0));
+    simulation.inputs.into_iter().for_each(|input| flight.apply(input, &mut Effects::default()));
+    let mut file = Vec::new();
+    flight.recording().unwrap().write(&mut file).unwrap();
+    let made = Made { file, truth: simulation.truth };
+    let truth = made.truth.iter().find(|truth| truth.why_stuck().is_some()).unwrap();
+    let answer = made.ask(&this(truth));
+    assert!(answer.notes.iter().any(|note| note.contains("were not kept")), "{:?}", answer.notes);
+    let first = &answer.requests[0].timeline.as_ref().unwrap().lines[0];
+    assert_eq!((&*first.source, &*first.text), ("agent", "was there already when this begins"));
+    assert!((1.0..100.0).contains(&first.at.seconds), "{first:?}");
+    assert!(matches!(state(&answer.requests[0], "Parked"), RuleState::Firing { .. }));
 }
 
 #[test]

@@ -40,10 +40,14 @@ pub(super) struct Follower {
     said: Option<Diagnosis>,
     doubts: Vec<String>,
     server: answer::Server,
+    /// The latest time that was told of.
     now: Monotonic,
+    /// When what is told now happened: what waited in the ring while a tick was made is older than that.
+    at: Monotonic,
     way: Way,
     ticks: bool,
     begins: bool,
+    was_there: bool,
     /// What the input is about was told already.
     told: bool,
 }
@@ -70,9 +74,11 @@ impl Follower {
             doubts: Vec::new(),
             server: answer::Server::default(),
             now: Monotonic(0),
+            at: Monotonic(0),
             way: Way::Call,
             ticks: false,
             begins: false,
+            was_there: false,
             told: false,
         }
     }
@@ -89,28 +95,38 @@ impl Follower {
     }
 
     fn step(&mut self, origin: Origin, text: impl Into<Cow<'static, str>>) {
-        self.lines.push(self.now, origin, Weight::Step, text);
+        self.lines.push(self.at, origin, Weight::Step, text);
+    }
+
+    fn comes_to(&mut self, at: Monotonic) {
+        self.at = at;
+        self.now = self.now.max(at);
+        if std::mem::take(&mut self.was_there) {
+            self.step(Origin::Agent, "was there already when this begins");
+        }
     }
 
     pub(super) fn before(&mut self, input: &Input, core: &Core) {
         self.way = Way::of(input);
         (self.ticks, self.told) = (false, false);
         self.begins = matches!(input, Input::Snapshot(_));
+        // Of an input that does not say when.
+        self.at = self.now;
         let process = self.key.process;
         match input {
             Input::Snapshot(_) | Input::Rules { .. } => {}
-            Input::Looked { at, .. } | Input::Observed { at, .. } => self.now = self.now.max(*at),
+            Input::Looked { at, .. } | Input::Observed { at, .. } => self.comes_to(*at),
             Input::Tick { now, .. } => {
-                self.now = self.now.max(*now);
+                self.comes_to(*now);
                 self.ticks = true;
             }
             Input::Event(event) => {
-                self.now = self.now.max(event.at);
+                self.comes_to(event.at);
                 self.event(event, core);
             }
             Input::Detach { process: of, at } => {
                 if *of == process && self.is_here() {
-                    self.now = self.now.max(*at);
+                    self.comes_to(*at);
                     self.server = state::server(core, process, self.created());
                     self.step(Origin::Agent, "the server is gone, or not watched any more");
                 }
@@ -252,12 +268,12 @@ impl Follower {
             let room = tracked.request.room;
             if is_new {
                 self.known.becomes(tracked.transfers.of_room(room), Way::Call);
-                if self.begins {
-                    self.step(Origin::Agent, "was there already when this begins");
-                }
+                // When that was, the next input says.
+                self.was_there = self.begins;
                 for other in &tracked.room.senders {
                     if *other != self.key.serial {
-                        self.step(Origin::Calls, format!("sender {other} has the same room already"));
+                        let text = format!("sender {other} has the same room already");
+                        self.lines.push(tracked.request.created, Origin::Calls, Weight::Step, text);
                     }
                 }
             }
@@ -289,7 +305,7 @@ impl Follower {
         let Some(room) = self.room() else { return };
         let known = core.tracker().transfers(self.key.process).and_then(|transfers| transfers.of_room(room));
         for (origin, weight, text) in self.known.becomes(known, self.way) {
-            self.lines.push(self.now, origin, weight, text);
+            self.lines.push(self.at, origin, weight, text);
         }
     }
 
