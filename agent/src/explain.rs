@@ -6,6 +6,7 @@
 //! schema; nothing else changes.
 
 pub mod answer;
+mod beside;
 mod follow;
 mod lines;
 mod meaning;

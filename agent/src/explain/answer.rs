@@ -153,6 +153,8 @@ pub struct Standing {
     pub phase: String,
     /// Since when.
     pub phase_since: Moment,
+    /// The queue of its scheduler that it is in: `inflight`, `bootstrap`; on a decode `prealloc`, `transfer`; `none`.
+    pub queue: String,
     /// When it entered the inflight queue, if it is there.
     pub entered: Option<Moment>,
     /// How old it is, in seconds.

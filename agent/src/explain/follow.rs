@@ -4,7 +4,8 @@
 use std::{borrow::Cow, time::Duration};
 
 use super::{
-    answer::{self, Explanation, Line, Passes, Timeline},
+    answer::{self, Explanation, Line, Timeline},
+    beside::{Counted, whose},
     lines::{Lines, Origin, Weight},
     remediation::{Surroundings, of_ended},
     state::{self, Times},
@@ -18,6 +19,7 @@ use crate::{
         Body, Event, Room,
         clock::{Monotonic, WallClock},
         native::NativeEvent,
+        receiver::ReceiverEvent,
     },
     request::{Request, RequestKey, tracker::Step},
     rule::alert::AlertState,
@@ -25,8 +27,6 @@ use crate::{
 
 /// For how long after its end what its transfers do still belongs to it.
 const AFTERMATH: Duration = Duration::from_secs(60);
-/// A time without a pass that is told as such. A pass is told each 100 ms; a batch takes seconds at most.
-const LONG_GAP: Duration = Duration::from_secs(5);
 
 /// What is known of a request so far.
 #[derive(Debug)]
@@ -50,16 +50,6 @@ pub(super) struct Follower {
     was_there: bool,
     /// What the input is about was told already.
     told: bool,
-}
-
-/// Passes so far.
-#[derive(Debug, Default)]
-struct Counted {
-    count: u64,
-    longest: Duration,
-    least: Option<u32>,
-    most: Option<u32>,
-    last: Option<Monotonic>,
 }
 
 impl Follower {
@@ -124,7 +114,7 @@ impl Follower {
                 self.comes_to(event.at);
                 self.event(event, core);
             }
-            Input::Detach { process: of, at } => {
+            Input::Detach { process: of, at, .. } => {
                 if *of == process && self.is_here() {
                     self.comes_to(*at);
                     self.server = state::server(core, process, self.created());
@@ -158,6 +148,14 @@ impl Follower {
             Input::DeviceError { process: of, error } => {
                 if *of == process {
                     self.step(Origin::Devices, Fact::of_device(error).to_string());
+                }
+            }
+            Input::RoomEnds { room, ends, .. } => {
+                if self.room() == Some(*room) {
+                    for end in ends {
+                        let text = Fact::OtherEnd(end.clone()).to_string();
+                        self.lines.push(self.at, Origin::Peer, Weight::Routine, text);
+                    }
                 }
             }
             Input::Attach { process: of, .. } if *of == process => {
@@ -195,20 +193,25 @@ impl Follower {
             }
             (true, None) if here && room.is_none() => self.server_event(event),
             (false, Some(_)) if here && same_room => {
-                let whose = whose(event.pid, self.key, core);
+                let (origin, whose) = whose(event.pid, self.key, core);
                 let (weight, text) = words::of_request(&event.body);
-                self.lines.push(event.at, Origin::Ranks, weight, format!("{whose}: {text}"));
+                self.lines.push(event.at, origin, weight, format!("{whose}: {text}"));
             }
             _ => {}
         }
     }
 
+    fn pass(&mut self, queue_length: u32, at: Monotonic) {
+        if let Some(gap) = self.passes.take(queue_length, at) {
+            self.step(Origin::Calls, format!("a pass, after {:.1} s without one", gap.as_secs_f64()));
+        }
+    }
+
     fn server_event(&mut self, event: &Event) {
         match &event.body {
-            Body::Pass { queue_length, .. } => {
-                if let Some(gap) = self.passes.take(*queue_length, event.at) {
-                    self.step(Origin::Calls, format!("a pass, after {:.1} s without one", gap.as_secs_f64()));
-                }
+            Body::Pass { queue_length, .. } => self.pass(*queue_length, event.at),
+            Body::Receiver(ReceiverEvent::Pass { prealloc, transfer, .. }) => {
+                self.pass(prealloc.saturating_add(*transfer), event.at);
             }
             Body::Native(native) => match **native {
                 NativeEvent::EndpointError { status, .. } => {
@@ -366,40 +369,7 @@ impl Follower {
                 })
                 .collect(),
             left_out: self.lines.left_out(),
-            passes: Passes {
-                count: self.passes.count,
-                longest_gap_seconds: self.passes.longest.as_secs_f64(),
-                queue_least: self.passes.least,
-                queue_most: self.passes.most,
-                last: self.passes.last.map(|at| times.moment(at)),
-            },
+            passes: self.passes.told(times),
         }
     }
-}
-
-impl Counted {
-    /// A pass was told; returns the time since the one before where that is long.
-    fn take(&mut self, queue_length: u32, at: Monotonic) -> Option<Duration> {
-        let gap = self.last.map_or(Duration::ZERO, |last| at.since(last));
-        self.count += 1;
-        self.longest = self.longest.max(gap);
-        self.least = Some(self.least.map_or(queue_length, |least| least.min(queue_length)));
-        self.most = self.most.max(Some(queue_length));
-        self.last = Some(at);
-        (gap >= LONG_GAP).then_some(gap)
-    }
-}
-
-/// Another process that has a request on the same room: another rank of the server where they have one parent, or where
-/// that is not known, which both say that they are ranks of as many.
-fn whose(pid: u32, key: RequestKey, core: &Core) -> String {
-    let Some((other, state)) = core.tracker().servers().find(|(key, _)| key.pid == pid) else {
-        return format!("pid {pid}");
-    };
-    let parent = |process| core.identity(process).and_then(|identity| identity.parent);
-    let hello = |process| core.tracker().server(process).and_then(|server| server.hello.as_deref());
-    let sizes = |process| hello(process).map(|hello| (hello.tp, hello.pp)).filter(|sizes| *sizes != (Some(1), Some(1)));
-    let is_rank = parent(other) == parent(key.process) && sizes(other).is_some() && sizes(other) == sizes(key.process);
-    let ranks = state.hello.as_deref().and_then(words::ranks).filter(|_| is_rank);
-    ranks.map_or_else(|| format!("another server, pid {pid}"), |ranks| format!("pid {pid} ({ranks})"))
 }

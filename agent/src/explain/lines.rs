@@ -24,6 +24,8 @@ pub(super) enum Origin {
     Devices,
     /// Another rank of the server.
     Ranks,
+    /// The other end of the room, or another server that has it.
+    Peer,
     /// The agent itself: what it did, what it missed.
     Agent,
     /// What the diagnosis says.
@@ -40,6 +42,7 @@ impl Origin {
             Self::Completions => "completions",
             Self::Devices => "devices",
             Self::Ranks => "ranks",
+            Self::Peer => "peer",
             Self::Agent => "agent",
             Self::Diagnosis => "diagnosis",
             Self::Rules => "rules",

@@ -4,7 +4,12 @@
 use crate::{diagnose::Cause, remedy::guard::Refusal};
 
 /// What each cause means, and what to do about it.
-static CAUSES: [(Cause, &str, &str); 18] = [
+static CAUSES: [(Cause, &str, &str); 19] = [
+    (
+        Cause::FailureNotTold,
+        "the other end of its room has given it up, and nobody told this one",
+        "nothing for this request if its own time-out ends it; else look at the way between the two servers",
+    ),
     (
         Cause::RoomCollision,
         "two requests had one room, and the other one's end took away the status that poll() reads",
@@ -98,7 +103,11 @@ static CAUSES: [(Cause, &str, &str); 18] = [
 ];
 
 /// What each guard's refusal means.
-static REFUSALS: [(Refusal, &str); 21] = [
+static REFUSALS: [(Refusal, &str); 22] = [
+    (
+        Refusal::DecodeSide,
+        "it is a decode's: the prefill writes its pages, and nothing here proves that it has stopped",
+    ),
     (Refusal::Observing, "the mode, or every rule that fires, says to observe only"),
     (Refusal::KillSwitch, "the kill-switch file exists"),
     (Refusal::AuditUnavailable, "no audit log can be written: what cannot be recorded is not done"),

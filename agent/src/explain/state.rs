@@ -132,6 +132,7 @@ pub(super) fn standing(request: &Request, room: Option<&RoomState>, now: Monoton
         backend: request.backend.name().to_owned(),
         phase: words::phase_name(request.phase).to_owned(),
         phase_since: times.moment(request.phase_since),
+        queue: request.queue().name().to_owned(),
         entered: request.entered.map(|at| times.moment(at)),
         age_seconds: end.since(request.created).as_secs_f64(),
         sent_chunks: request.sent_chunks,

@@ -182,7 +182,8 @@ impl Page {
         let queue = match (&standing.ended, &standing.entered) {
             (Some(ended), _) => format!("{} at {}", ended.how, relative(&ended.at)),
             (None, Some(entered)) => format!("in the inflight queue since {}", relative(entered)),
-            (None, None) => "not in the inflight queue".to_owned(),
+            (None, None) if standing.queue == "none" => "in no queue".to_owned(),
+            (None, None) => format!("in the {} queue", standing.queue),
         };
         let (phase, since) = (&standing.phase, relative(&standing.phase_since));
         let sent =

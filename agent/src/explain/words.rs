@@ -6,7 +6,10 @@ use std::{
 };
 
 use super::lines::Weight;
-use crate::event::{Body, ChunkStep, Hello, LeaveReason, Phase, Room};
+use crate::event::{
+    Body, ChunkStep, Hello, LeaveReason, Phase, Room,
+    receiver::{DecodeLeave, DecodeQueue, ReceiverEvent},
+};
 
 /// Characters of something that is not known here.
 const MAX_UNKNOWN: usize = 120;
@@ -28,6 +31,12 @@ pub(super) fn of_whom(body: &Body) -> (Option<Room>, Option<u64>) {
         | Body::Enter { room, sender, .. }
         | Body::Leave { room, sender, .. }
         | Body::Remedy { room, sender, .. } => (Some(*room), Some(*sender)),
+        Body::Receiver(
+            ReceiverEvent::Open { room, sender, .. }
+            | ReceiverEvent::Entry { room, sender, .. }
+            | ReceiverEvent::Enter { room, sender, .. }
+            | ReceiverEvent::Leave { room, sender, .. },
+        ) => (Some(*room), Some(*sender)),
         Body::Update { room, .. } | Body::PeerAbort { room, .. } | Body::Chunk { room, .. } => (Some(*room), None),
         _ => (None, None),
     }
@@ -84,7 +93,40 @@ pub(super) fn of_request(body: &Body) -> Said {
             let flag = flag.map_or("a failure flag", |flag| flag.name());
             step(format!("{flag} was set: it is to be failed").into())
         }
+        Body::Receiver(receiver) => of_receiver(receiver),
         other => unknown(other),
+    }
+}
+
+/// What an event of a decode's receiver says.
+fn of_receiver(event: &ReceiverEvent) -> Said {
+    let text = match event {
+        ReceiverEvent::Open { room, backend, .. } => {
+            format!("its receiver was made, on room {room} ({})", backend.name())
+        }
+        ReceiverEvent::Entry { queue, entry, .. } => {
+            let queue = queue.map_or("no queue".to_owned(), |queue| format!("the {} queue", queue_name(queue)));
+            format!("the hook tells of it again: {}, in {queue}", phase_name(entry.phase))
+        }
+        ReceiverEvent::Enter { queue, .. } => format!("entered the {} queue", queue_name(*queue)),
+        ReceiverEvent::Leave { queue, reason, .. } => {
+            let queue = queue_name(*queue);
+            match reason {
+                DecodeLeave::Success => format!("left the {queue} queue: success"),
+                DecodeLeave::Failed => format!("left the {queue} queue: failed"),
+                DecodeLeave::Removed => format!("was taken out of the {queue} queue"),
+                DecodeLeave::Preallocated => format!("left the {queue} queue: it has its memory"),
+            }
+        }
+        other @ ReceiverEvent::Pass { .. } => return unknown(other),
+    };
+    (Weight::Step, text.into())
+}
+
+fn queue_name(queue: DecodeQueue) -> &'static str {
+    match queue {
+        DecodeQueue::Prealloc => "prealloc",
+        DecodeQueue::Transfer => "transfer",
     }
 }
 
@@ -113,7 +155,7 @@ pub(super) fn of_server(body: &Body) -> Option<Said> {
         }
         Body::Paused => Some((Weight::Step, "generation was paused: nobody is polled".into())),
         Body::Resumed => Some((Weight::Step, "generation was resumed".into())),
-        Body::StateBegin { .. } | Body::Pass { .. } | Body::Native(_) => None,
+        Body::StateBegin { .. } | Body::Pass { .. } | Body::Native(_) | Body::Receiver(_) => None,
         other => Some(unknown(other)),
     }
 }
