@@ -5,6 +5,7 @@
 mod peers;
 mod probes;
 mod record;
+mod server_metrics;
 
 use std::{
     net::{Ipv4Addr, SocketAddr},
@@ -28,6 +29,8 @@ use probes::RawProbes;
 pub use probes::{Completions, Probes};
 use record::RawRecord;
 pub use record::Record;
+use server_metrics::RawServerMetrics;
+pub use server_metrics::{ReadMetrics, ServerMetrics};
 
 /// The configuration, checked.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -62,6 +65,8 @@ pub struct Config {
     pub max_requests: usize,
     /// The probes on transfer engines.
     pub probes: Probes,
+    /// Reading the servers' own metrics.
+    pub server_metrics: ServerMetrics,
     /// Calls into transfer engines that are under way at once on this node: one a thread.
     pub max_calls: u32,
     /// Transfers of one server that are kept: those that are over or were never posted go first.
@@ -118,6 +123,7 @@ impl Default for Config {
             record: Record::default(),
             max_requests: 200_000,
             probes: Probes::default(),
+            server_metrics: ServerMetrics::default(),
             max_calls: 8_192,
             max_transfers: 65_536,
         }
@@ -190,6 +196,7 @@ const SHAPE: Shape = Shape::Map(&[
     ),
     ("max_requests", Shape::Any),
     ("probes", Shape::Map(&[("transfers", Shape::Any), ("completions", Shape::Any)])),
+    ("server_metrics", Shape::Map(&[("read", Shape::Any), ("interval", Shape::Any), ("ports", Shape::Any)])),
     ("max_calls", Shape::Any),
     ("max_transfers", Shape::Any),
 ]);
@@ -211,6 +218,7 @@ struct RawConfig {
     record: Option<RawRecord>,
     max_requests: Option<Text>,
     probes: Option<RawProbes>,
+    server_metrics: Option<RawServerMetrics>,
     max_calls: Option<Text>,
     max_transfers: Option<Text>,
 }
@@ -299,6 +307,7 @@ impl Config {
         set.number(&mut config.max_requests, raw.max_requests, 1, 10_000_000);
         config.record.set(raw.record.unwrap_or_default(), set);
         config.probes.set(raw.probes.unwrap_or_default(), set);
+        config.server_metrics.set(raw.server_metrics.unwrap_or_default(), set);
         set.number(&mut config.max_calls, raw.max_calls, 64, 1_000_000);
         set.number(&mut config.max_transfers, raw.max_transfers, 1, 10_000_000);
         let alertmanager = raw.alertmanager.unwrap_or_default();

@@ -75,6 +75,7 @@ impl Core {
             Input::NativeLost { process, at } => tracker.native_lost(process, at),
             Input::Observed { process, seen, at } => tracker.observed(process, seen, at),
             Input::DeviceError { process, error } => tracker.device_error(process, error),
+            Input::ServerMetrics { process, gauges, at } => tracker.server_metrics(process, gauges, at),
             Input::Looked { process, polls, began, at } => tracker.looked(process, &polls, began, at),
             Input::RoomEnds { room, side, ends, at } => tracker.told_of_ends(room, side, ends, at),
             Input::Snapshot(snapshot) => self.restore(*snapshot),

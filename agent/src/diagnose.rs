@@ -4,6 +4,7 @@ mod cause;
 mod codes;
 mod decode;
 mod evidence;
+mod gauge;
 mod other_end;
 mod quiescence;
 mod ranks;
@@ -14,6 +15,7 @@ use serde::Serialize;
 
 pub use cause::{Cause, cause, cause_of_room};
 pub use evidence::{Evidence, Fact, Source};
+pub use gauge::{GaugeFact, gauge_evidence, gauge_fact};
 pub use quiescence::{NotKnown, Quiescence};
 
 use crate::{

@@ -4,6 +4,8 @@
 
 pub mod clock;
 pub mod decode;
+pub mod exposition;
+pub mod hello;
 pub mod native;
 pub mod receiver;
 

@@ -35,6 +35,13 @@ pub struct CauseLabel {
     pub cause: &'static str,
 }
 
+/// One label, `gauge`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct GaugeLabel {
+    /// How a server's own gauge compares with what was seen.
+    pub gauge: &'static str,
+}
+
 /// Labels of requests.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct PhaseLabel {
@@ -179,6 +186,12 @@ pub struct Metrics {
     pub completions: Family<CompletionLabel, Count>,
     /// Errors that RDMA devices of the servers counted, by device, port and counter.
     pub device_errors: Family<DeviceLabel, Count>,
+    /// Requests for servers' own pages, by outcome.
+    pub server_metrics_reads: Family<OutcomeLabel, Count>,
+    /// Samples of queues on servers' own pages that could not be used.
+    pub server_metrics_left_out: Count,
+    /// Schedulers by how their own gauge of the inflight queue compares with what was seen.
+    pub server_gauges: Family<GaugeLabel, Number>,
     /// From the end of a room's last transfer until `poll()` said so.
     pub completion_to_status: Durations,
     /// Requests whose pages were released while a transfer of theirs was under way.
@@ -256,6 +269,12 @@ impl Metrics {
         r.register("attach_errors", "Failures to attach to a server or its hook", self.attach_errors.clone());
         r.register("resynchronisations", "Resynchronisations asked for", self.resynchronisations.clone());
         r.register("control_discarded", "Messages of a hook that could not be used", self.control_discarded.clone());
+        let reads = "Requests for the servers' own /metrics, by outcome";
+        r.register("server_metrics_reads", reads, self.server_metrics_reads.clone());
+        let left_out = "Samples of queues on the servers' own pages that could not be used";
+        r.register("server_metrics_left_out_samples", left_out, self.server_metrics_left_out.clone());
+        let gauges = "Schedulers by how their own num_prefill_inflight_queue_reqs compares with what was seen";
+        r.register("server_gauges", gauges, self.server_gauges.clone());
         r.register("requests", "Live requests by role, queue and phase", self.requests.clone());
         r.register("inflight_requests", "Requests in prefill inflight queues", self.inflight.clone());
         let oldest = "Age of the oldest request in a prefill inflight queue";

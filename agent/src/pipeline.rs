@@ -13,6 +13,7 @@ mod peers;
 mod publish;
 mod reload;
 mod remediate;
+mod server_metrics;
 mod servers;
 mod transfers;
 
@@ -20,7 +21,7 @@ use std::{collections::HashMap, pin::pin, sync::Arc, time::Duration};
 
 use tokio::{
     sync::mpsc,
-    time::{Instant, MissedTickBehavior, interval, sleep, sleep_until},
+    time::{Instant, MissedTickBehavior, interval, sleep},
 };
 use tokio_util::sync::CancellationToken;
 
@@ -54,10 +55,11 @@ use crate::{
 use devices::{Devices, Reading};
 use dumps::Dumps;
 use engines::Survey;
-use looks::Looking;
+use looks::{Looking, until_look_ends};
 use notice::Notice;
 use peers::{Peers, Told};
 use remediate::Decision;
+use server_metrics::ServerMetrics;
 use servers::Server;
 
 /// How often rules are evaluated and the state is looked after: a fifth of the second that detection may take.
@@ -146,6 +148,7 @@ pub struct Pipeline {
     readings: Option<mpsc::Receiver<Reading>>,
     peers: Peers,
     telling: Option<mpsc::Receiver<Told>>,
+    server_metrics: ServerMetrics,
     resynchronise: bool,
     epoch: u64,
     servers: HashMap<ProcessKey, Server>,
@@ -206,6 +209,7 @@ impl Pipeline {
             readings: Some(readings),
             peers,
             telling: Some(telling),
+            server_metrics: ServerMetrics::new(),
             resynchronise,
             alertmanager,
             audit,
@@ -224,7 +228,7 @@ impl Pipeline {
         }
         let (found, mut targets) = mpsc::channel(1);
         let (mut surveys, mut readings) = (self.surveys.take()?, self.readings.take()?);
-        let mut telling = self.telling.take()?;
+        let (mut telling, mut pages) = (self.telling.take()?, self.server_metrics.take_readings()?);
         loop {
             tokio::select! {
                 () = stop.cancelled() => break,
@@ -244,6 +248,7 @@ impl Pipeline {
                 Some(reading) = readings.recv() => self.devices_read(reading),
                 Some(told) = telling.recv() => self.peers_told(told),
                 Some(question) = rooms.recv() => self.answer_peer(question),
+                Some(page) = pages.recv() => self.server_metrics_read(page),
                 Some(question) = questions.recv() => self.answer(question, Monotonic::now()),
                 Some(()) = reload.recv() => self.reload(),
                 Some(()) = dump.recv() => self.request_dump(),
@@ -323,6 +328,7 @@ impl Pipeline {
         self.begin_look(now);
         self.read_devices(now);
         self.ask_peers(now);
+        self.read_server_metrics(now);
         self.apply(Input::Tick { now, pace: Pace::Within(EVALUATION_BUDGET) });
         self.dump(now);
         for (key, outcome) in self.ladder.expire(now) {
@@ -392,13 +398,5 @@ impl Pipeline {
         if let Some(sink) = self.alertmanager.take() {
             sink.shutdown().await;
         }
-    }
-}
-
-/// Waits for the end of a look; for ever where there is none.
-async fn until_look_ends(until: Option<Instant>) {
-    match until {
-        Some(until) => sleep_until(until).await,
-        None => std::future::pending().await,
     }
 }

@@ -6,6 +6,7 @@
 pub mod correlate;
 pub mod ends;
 mod flush;
+pub mod gauge;
 mod notified;
 mod place;
 mod process;
@@ -16,6 +17,7 @@ pub mod transfers;
 use serde::Serialize;
 
 pub use ends::Side;
+use gauge::ServerGauge;
 pub use notified::PeerEnded;
 pub use place::{Queue, Receiving};
 
@@ -311,9 +313,11 @@ pub struct ServerState {
     pub paused: bool,
     /// What its transfer engine shows.
     pub native: NativeState,
+    /// What its own `/metrics` says of its queues, where that was read.
+    pub gauge: ServerGauge,
 }
 
-recorded!(struct ServerState { hello, sync, queue_length, passes, paused, native, turned, ranks_differ });
+recorded!(struct ServerState { hello, sync, queue_length, passes, paused, native, turned, ranks_differ, gauge });
 recorded!(enum Sync { 0 Complete {}, 1 Needed(reason), 2 Asked { epoch, at, reason } });
 
 impl ServerState {
@@ -329,6 +333,7 @@ impl ServerState {
             ranks_differ: None,
             paused: false,
             native,
+            gauge: ServerGauge::default(),
         }
     }
 }

@@ -6,10 +6,12 @@ pub mod device;
 pub mod discover;
 pub mod handle;
 pub mod hook;
+pub mod launcher;
 pub mod library;
 pub mod mapping;
 pub mod marker;
 mod memory;
+pub mod scrape;
 pub mod symbol;
 pub mod verbs;
 

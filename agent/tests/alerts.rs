@@ -5,6 +5,8 @@
 mod default_rules;
 #[path = "fixtures/request.rs"]
 mod request;
+#[path = "alerts/server_timeouts.rs"]
+mod server_timeouts;
 
 use std::{cell::Cell, ops::RangeInclusive, time::Duration};
 
@@ -17,7 +19,7 @@ use dislodge::{
         Mode, RuleIndex, RuleSet, Severity,
         alert::{AlertState, Alerts, Transition},
         evaluate::Evaluator,
-        field::FIELDS,
+        field::{FIELDS, Field, Value},
         load::{self, Source},
     },
 };

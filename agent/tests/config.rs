@@ -5,7 +5,7 @@ use std::{path::Path, time::Duration};
 
 use dislodge::{
     check::check,
-    config::Config,
+    config::{Config, ReadMetrics},
     problem::Problem,
     rule::{Mode, load},
 };
@@ -74,6 +74,7 @@ drain_interval: 1ms
 scan_interval: 5s
 remediation: {max_per_minute: 0, kill_switch: /k}
 max_requests: 10
+server_metrics: {read: off, interval: 1m, ports: [30000, 8081]}
 ";
     let config = Config::load(text, "c.yaml").unwrap();
     assert_eq!(config.listen.to_string(), "[::1]:80");
@@ -88,6 +89,11 @@ max_requests: 10
     );
     assert_eq!(config.remediation.max_per_minute, 0);
     assert_eq!(config.audit.path.as_deref(), Some(Path::new("/a")));
+    let metrics = &config.server_metrics;
+    assert_eq!(
+        (metrics.read, metrics.interval, metrics.ports.as_slice()),
+        (ReadMetrics::Off, Duration::from_secs(60), &[30_000, 8_081][..])
+    );
 }
 
 #[test]
@@ -111,6 +117,14 @@ remediation:
 max_requests: many
 audit:
   path: ''
+server_metrics:
+  read: on
+  interval: 100ms
+  ports:
+    - 0
+    - 30000
+    - http
+  url: x
 ";
     let problems = complaints(text);
     let expected = [
@@ -128,6 +142,11 @@ audit:
         "c.yaml:15:19: `-1` does not fit; write a number from 0 to 6000",
         "c.yaml:16:15: `many` does not fit",
         "c.yaml:18:9: the path is empty",
+        "c.yaml:20:9: `on` is no read",
+        "c.yaml:21:13: `100ms` is too short; write at least 1000ms",
+        "c.yaml:23:7: `0` does not fit; write a number from 1 to 65535",
+        "c.yaml:25:7: `http` does not fit",
+        "c.yaml:26:3: unknown key `url` in `server_metrics`",
     ];
     for expected in expected {
         assert!(

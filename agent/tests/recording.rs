@@ -8,8 +8,8 @@ mod inputs;
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use dislodge::{
-    core::{Effects, Input},
-    event::{Phase, Rid, Room, clock::Monotonic},
+    core::{Core, Effects, Input, Pace},
+    event::{Body, Event, Phase, Rid, Room, clock::Monotonic},
     record::{
         anonymize::anonymize,
         flight::Flight,
@@ -18,14 +18,17 @@ use dislodge::{
         recorder::Span,
         replay::{Replay, ReplayError, Summary, Told},
     },
-    request::tracker::Limits,
+    request::{
+        gauge::{GaugeState, Gauges},
+        tracker::Limits,
+    },
     rule::{
         RuleSet,
         load::{Source, load},
     },
     verdict::Verdict,
 };
-use inputs::{Step, inputs as inputs_of, steps};
+use inputs::{SECOND, Step, inputs as inputs_of, process, steps};
 use proptest::{prelude::*, strategy::ValueTree as _, test_runner::TestRunner};
 
 const LIMITS: Limits = Limits { requests: 4, transfers: 3 };
@@ -36,7 +39,8 @@ fn rules() -> RuleSet {
     let rule = |cause: &str| format!("  - {{name: {cause}, when: 'cause == \"{cause}\"', for: 1s, severity: info}}\n");
     let text = format!(
         "rules:\n{}  - {{name: Waiting, when: inflight, severity: info}}\n  - {{name: Sure, when: 'confidence == \"high\"', \
-         for: 2s, severity: info}}\n",
+         for: 2s, severity: info}}\n  - {{name: Gauge, when: 'inflight && server_gauge != \"not_known\"', severity: \
+         info}}\n",
         causes.map(rule).concat()
     );
     load(&[Source { file: "r.yaml", text: &text }]).unwrap()
@@ -112,6 +116,39 @@ fn streams_make_alerts_of_every_state_and_recordings_that_lost_their_beginning_i
     }
     assert!(states.len() == 3 && states.values().all(|count| *count > 40), "{states:?}");
     assert!(begun_late > 5, "{begun_late}");
+}
+
+#[test]
+fn what_a_servers_page_said_is_recorded_as_it_was_and_goes_on_in_a_snapshot() {
+    let second = |seconds: u64| Monotonic(seconds * SECOND);
+    let event = |seconds, body| {
+        Input::Event(Event { pid: 7, tid: 7, at: second(seconds), sequence: 1, detail_lost: false, body })
+    };
+    let gauges = Gauges {
+        prefill_inflight: Some(2),
+        prefill_bootstrap: Some(3),
+        decode_prealloc: None,
+        decode_transfer: Some(u32::MAX),
+        is_old_spelling: true,
+    };
+    let page = |seconds| Input::ServerMetrics { process: process(false), gauges, at: second(seconds) };
+    let told = || {
+        let mut told = inputs_of(&[]);
+        told.extend([event(2, Body::Pass { queue_length: 1, passes: 9 }), page(20), page(35)]);
+        told.into_iter()
+    };
+    // Long after: what came before is in the recording's snapshot only.
+    let ticks = || (40..400).map(|seconds| Input::Tick { now: second(seconds), pace: Pace::As(None) });
+    for (span, is_cut) in [(LONG, false), (Span { time: Duration::from_secs(30), ..LONG }, true)] {
+        let (_, flight) = live(told().chain(ticks()).collect(), span);
+        let known =
+            |core: &Core| core.tracker().server(process(false)).map(|it| (it.gauge.read.clone(), it.gauge.queue_rests));
+        let expected = GaugeState { gauges, at: second(35), since: second(20), readings: 2 };
+        assert_eq!(known(&flight), Some((Some(Box::new(expected)), Some(second(2)))));
+        let file = file(&flight);
+        let (summary, core) = Replay::new(Reader::open(&file[..]).unwrap(), rules()).run(|_| true).unwrap();
+        assert_eq!((known(&core), summary.dropped.inputs > 0, summary.unknown), (known(&flight), is_cut, 0));
+    }
 }
 
 proptest! {

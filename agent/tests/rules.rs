@@ -12,6 +12,7 @@ use dislodge::{
     diagnose::Cause,
     event::{Backend, Hello, clock::Monotonic},
     problem::Problem,
+    request::gauge::{GaugeState, Gauges, ServerGauge},
     rule::{
         Mode, RuleIndex, RuleSet, Severity,
         condition::{self, Condition, Scope},
@@ -55,6 +56,9 @@ fn every_field_has_its_value() {
         bootstrap_timeout: Some(120.0),
         ..Hello::default()
     }));
+    let gauges = Gauges { prefill_inflight: Some(2), ..Gauges::default() };
+    let read = GaugeState { gauges, at: at(9.0), since: at(5.0), readings: 2 };
+    world.server.gauge = ServerGauge { queue_rests: Some(at(0.0)), read: Some(Box::new(read)) };
     let expected = [
         ("cause", Value::Text("AbortIgnored")),
         ("phase", Value::Text("Transferring")),
@@ -79,6 +83,7 @@ fn every_field_has_its_value() {
         ("server_bootstrap_timeout_seconds", Value::Seconds(120.0)),
         ("server_waiting_timeout_seconds", Value::Seconds(300.0)),
         ("paused", Value::Flag(false)),
+        ("server_gauge", Value::Text("frozen")),
     ];
     assert_eq!(expected.map(|(name, _)| name), FIELDS.each_ref().map(|field| field.name), "a field without a test");
     world.look(at(10.0), |subject| {

@@ -137,7 +137,8 @@ def _gone(reference):
         if record is None or not record.queue:  # a receiver dies in the pass that takes it out: its `leave` comes first
             marks.mark(marks.CLOSE, reference.room, 0, reference.serial)
     except Exception as error:
-        process.fault("close", error)
+        if process is not None:  # at the interpreter's end it may be gone, as may be what was missing
+            process.fault("close", error)
 
 
 def mark_gone(record):

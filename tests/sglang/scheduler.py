@@ -76,7 +76,7 @@ class Scheduler(SchedulerDisaggregationPrefillMixin):
         self.token_to_kv_pool_allocator = SimpleNamespace(page_size=1)
         self.tree_cache = SimpleNamespace(finish=lambda handle, outcome: None)
         self.metrics_reporter = SimpleNamespace(enable_metrics=True, kv_transfer_latency_ms=0.0, kv_transfer_speed_gb_s=0.0)
-        self.metrics_collector = MetricsCollector()
+        self.metrics_collector = MetricsCollector(loaded.folder)
         self.enable_metrics = True
         self.output_streamer = self  # older releases call self.stream_output
         self.gracefully_exit = self._engine_paused = False

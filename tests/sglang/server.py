@@ -4,7 +4,7 @@
               [--tp N] [--pp N] [--cp N]
 
 RELEASE_DIR is a folder that `prepare.py` made, and this runs on the Python that it made. Real: the plugin loader, the
-scheduler's inflight-queue method, the backend's manager, sender, receiver and bootstrap server, NIXL (UCX over TCP) or
+scheduler's inflight-queue method, its metrics collector on prometheus_client, the backend's manager, sender, receiver and bootstrap server, NIXL (UCX over TCP) or
 Mooncake's engine (TCP) on the loopback interface, poll reduction, time statistics, finish reasons. Stand-ins: model, batches,
 the scheduler's other duties, the KV pool, which is host memory, and the engines of mori and ascend (`engine_stand_in.py`).
 Mooncake gives a transfer up after MC_TRANSFER_TIMEOUT seconds (default 30, at least 5). Pages are poisoned when they are released, so that a release that came too early shows as

@@ -14,6 +14,7 @@ use crate::{
     request::{
         DeviceError, ResyncReason,
         ends::{RoomEnd, Side},
+        gauge::Gauges,
         tracker::{Change, Parting},
         transfer::Observation,
     },
@@ -118,6 +119,15 @@ pub enum Input {
         process: ProcessKey,
         /// What it counted.
         error: DeviceError,
+    },
+    /// A server's own `/metrics` was read.
+    ServerMetrics {
+        /// Which scheduler of the server's.
+        process: ProcessKey,
+        /// What it says of that one's queues.
+        gauges: Gauges,
+        /// When it was read.
+        at: Monotonic,
     },
     /// Other rules apply from now on.
     Rules {

@@ -5,10 +5,10 @@ use std::fmt;
 use serde::Serialize;
 
 use super::{
-    Cause,
+    Cause, GaugeFact,
     cause::{MOVES_WITHIN, work_ahead},
     codes::{ucs_status_name, wc_status_name},
-    decode, other_end,
+    decode, gauge_evidence, other_end,
     quiescence::{SETTLES_WITHIN, is_watched},
     ranks::diverges,
     stalled::stalled_since,
@@ -52,6 +52,8 @@ pub enum Source {
     Devices,
     /// The other end of the room: a server of this node, or the agent of another one.
     Peer,
+    /// The server's own `/metrics`.
+    ServerMetrics,
 }
 
 impl Source {
@@ -63,6 +65,7 @@ impl Source {
             Self::Completions => "completions",
             Self::Devices => "devices",
             Self::Peer => "peer",
+            Self::ServerMetrics => "server_metrics",
         }
     }
 }
@@ -112,6 +115,7 @@ pub enum Fact {
     PrefillTold { pages: u64 },
     WaitsForPrefill,
     NotCommitted,
+    ServerGauge(GaugeFact),
 }
 
 impl Fact {
@@ -218,6 +222,7 @@ impl fmt::Display for Fact {
                 f.write_str("poll() says that it is over; its metadata, or another rank, is still waited for")
             }
             Self::NobodyAsksForStatus => f.write_str("looked at: nobody asks the engine where the transfer stands"),
+            Self::ServerGauge(fact) => fact.fmt(f),
             Self::SourcesDisagree { hook_counts, transfers } => {
                 write!(
                     f,
@@ -298,6 +303,7 @@ pub(super) fn evidence(tracked: &Tracked<'_>, cause: Cause, now: Monotonic) -> V
     }
     of_other_end(tracked, cause, &mut evidence);
     of_transfers(tracked, now, &mut evidence);
+    evidence.extend(gauge_evidence(tracked, now));
     evidence.sort_by_key(|evidence| evidence.at);
     evidence
 }

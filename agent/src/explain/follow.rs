@@ -105,6 +105,8 @@ impl Follower {
         let process = self.key.process;
         match input {
             Input::Snapshot(_) | Input::Rules { .. } => {}
+            // Read every few seconds; what follows from it is in the diagnosis.
+            Input::ServerMetrics { at, .. } => self.comes_to(*at),
             Input::Looked { at, .. } | Input::Observed { at, .. } => self.comes_to(*at),
             Input::Tick { now, .. } => {
                 self.comes_to(*now);

@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep_until};
 
 use super::Pipeline;
 use crate::{
@@ -76,5 +76,13 @@ impl Pipeline {
         self.drain();
         let polls: HashMap<u64, u64> = polls.into_iter().map(|(object, polls)| (object, polls.count)).collect();
         self.apply(Input::Looked { process: key, polls, began, at: Monotonic::now() });
+    }
+}
+
+/// Waits for the end of a look; for ever where there is none.
+pub(super) async fn until_look_ends(until: Option<Instant>) {
+    match until {
+        Some(until) => sleep_until(until).await,
+        None => std::future::pending().await,
     }
 }

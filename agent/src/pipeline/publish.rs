@@ -4,11 +4,12 @@ use std::collections::HashMap;
 
 use super::{Pipeline, notice::Notice, servers::Server};
 use crate::{
-    diagnose::{Cause, Fact},
+    diagnose::{Cause, Fact, gauge_evidence},
     event::{Phase, clock::Monotonic},
     metrics::{AlertLabel, CauseLabel, Metrics, PhaseLabel, RuleLabel, StateLabel, TargetLabel, reason},
     request::{NativeState, Side, transfers::Transfers},
     server::status::{AlertStatus, ControlStatus, ServerStatus, Status, SubjectStatus, TransfersStatus},
+    verdict::Verdict,
 };
 
 /// Alerts that `/status` lists; the rest is counted.
@@ -21,6 +22,7 @@ impl Pipeline {
         self.publish_queues();
         self.publish_transfers(now);
         self.publish_recorder();
+        self.publish_gauges(now);
         let metrics = &self.metrics;
         for state in ["watched", "without_control", "without_hook"] {
             let count = self.servers.values().filter(|server| server.state() == state).count();
@@ -163,6 +165,7 @@ impl Pipeline {
                     paused: state.is_some_and(|state| state.paused),
                     requests: self.core.tracker().requests().filter(|tracked| tracked.key.process == key).count(),
                     transfers: self.transfers_status(server, now),
+                    server_metrics: self.gauge_status(server, now),
                     events_seen: self.kernel.counters(key).map_or(0, |counters| counters.seen),
                     events_lost: self.kernel.counters(key).map_or(0, |counters| counters.lost()),
                 }
@@ -175,9 +178,17 @@ impl Pipeline {
             mode: self.config.mode,
             node: self.config.node.clone(),
             servers,
-            alerts: self.core.active().take(MAX_LISTED).map(|verdict| AlertStatus::of(verdict, now)).collect(),
+            alerts: self.core.active().take(MAX_LISTED).map(|verdict| self.alert_status(verdict, now)).collect(),
             alerts_not_listed: active.saturating_sub(MAX_LISTED),
         }
+    }
+}
+
+impl Pipeline {
+    /// An alert as it was told last, with what its server's gauge says by now: that changes while nothing of the request does.
+    fn alert_status(&self, verdict: &Verdict, now: Monotonic) -> AlertStatus {
+        let gauge = self.core.tracker().get(verdict.request).and_then(|tracked| gauge_evidence(&tracked, now));
+        AlertStatus::of(verdict, gauge.as_ref(), now)
     }
 }
 

@@ -37,6 +37,7 @@ recorded!(enum Input {
     11 Tick { now, pace },
     12 DeviceError { process, error },
     13 RoomEnds { room, side, ends, at },
+    14 ServerMetrics { process, gauges, at },
 });
 recorded!(struct ProcessKey { pid, start });
 recorded!(number Parting { 0 Ended, 1 Unseen });

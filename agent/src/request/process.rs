@@ -2,6 +2,7 @@
 
 mod concluded;
 mod dead;
+mod gauge;
 mod inflight;
 mod native;
 mod ranks;
@@ -171,6 +172,9 @@ impl Process {
         let at = event.at;
         if event.detail_lost {
             self.needs_resync(ResyncReason::DetailLost);
+        }
+        if matches!(event.body, Body::Enter { .. } | Body::Leave { .. }) {
+            self.state.gauge.queue_rests = Some(at);
         }
         match &event.body {
             Body::Hello(hello) => self.state.hello = Some(hello.clone()),

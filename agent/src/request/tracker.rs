@@ -10,6 +10,7 @@ use std::{
 use super::{
     DeviceError, Request, RequestKey, ResyncReason, RoomState, ServerState,
     ends::Ends,
+    gauge::Gauges,
     notified::Notified,
     process::{ALL_SERIALS, Applying, Process, differences},
     transfer::Observation,
@@ -244,6 +245,13 @@ impl Tracker {
     pub fn device_error(&mut self, key: ProcessKey, error: DeviceError) {
         if let Some(process) = self.process_mut(key) {
             process.device_error(error);
+        }
+    }
+
+    /// Takes over what a server's own page said of its queues when it was read.
+    pub fn server_metrics(&mut self, key: ProcessKey, gauges: Gauges, at: Monotonic) {
+        if let Some(process) = self.process_mut(key) {
+            process.server_metrics(gauges, at);
         }
     }
 

@@ -14,12 +14,21 @@ use serde::Serialize;
 
 use crate::{
     diagnose::{Cause, Conclusion, conclude},
-    event::{Hello, Phase, clock::Monotonic},
-    request::{Queue, Side, tracker::Tracked},
+    event::{Hello, Phase, clock::Monotonic, hello::ServerTimeout},
+    request::{Queue, Side, gauge::GaugeCheck, tracker::Tracked},
 };
 
 /// SGLang's own default of both time-outs, in seconds: for servers that have not said theirs.
 const DEFAULT_TIMEOUT: f64 = 300.0;
+
+/// A time-out of the server's, in seconds; 0 where it has none. A server that has not said anything has the default.
+fn timeout(subject: &Subject<'_>, of: impl Fn(&Hello) -> ServerTimeout) -> f64 {
+    match subject.tracked.server.hello.as_deref().map_or(ServerTimeout::NotKnown, of) {
+        ServerTimeout::After(seconds) => seconds,
+        ServerTimeout::Never => 0.0,
+        ServerTimeout::NotKnown => DEFAULT_TIMEOUT,
+    }
+}
 
 /// A request with everything that conditions may ask about it, at one moment.
 #[derive(Clone, Copy, Debug)]
@@ -200,7 +209,7 @@ const fn seconds(
 const NOT_POLLED: &str = "NotPolled";
 
 /// Every field.
-pub static FIELDS: [Field; 23] = [
+pub static FIELDS: [Field; 24] = [
     text(
         "cause",
         "why the request waits",
@@ -307,19 +316,26 @@ pub static FIELDS: [Field; 23] = [
     }),
     seconds(
         "server_bootstrap_timeout_seconds",
-        "the server's own time-out of a bootstrap; 300, SGLang's default, when not known",
+        "the server's own time-out of a bootstrap; 0 where its release has none, 300, SGLang's default, when not known",
         "marks: hello",
         false,
-        |it| Value::Seconds(it.hello(|hello| hello.bootstrap_timeout).unwrap_or(DEFAULT_TIMEOUT)),
+        |it| Value::Seconds(timeout(it, Hello::ends_bootstraps)),
     ),
     seconds(
         "server_waiting_timeout_seconds",
-        "the server's own time-out of a decode that waits; 300, SGLang's default, when not known",
+        "the server's own time-out of a decode that waits; 0 where its release has none, 300, SGLang's default, when not known",
         "marks: hello",
         false,
-        |it| Value::Seconds(it.hello(|hello| hello.waiting_timeout).unwrap_or(DEFAULT_TIMEOUT)),
+        |it| Value::Seconds(timeout(it, Hello::ends_waiting)),
     ),
     flag("paused", "whether generation is paused: a paused scheduler polls nobody", "marks: paused, resumed", |it| {
         Value::Flag(it.tracked.server.paused)
     }),
+    text(
+        "server_gauge",
+        "whether the server's own gauge num_prefill_inflight_queue_reqs says what was seen; frozen gauges keep another number",
+        "the server's /metrics",
+        || GaugeCheck::NAMES.to_vec(),
+        |it| Value::Text(GaugeCheck::of(it.tracked.server, it.now).name()),
+    ),
 ];

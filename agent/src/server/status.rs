@@ -8,10 +8,15 @@ use std::{
 use serde::Serialize;
 
 use crate::{
-    diagnose::{Cause, Evidence, cause_of_room},
+    diagnose::{Cause, Evidence, Source, cause_of_room},
     event::{Hello, Rid, Room, clock::Monotonic, native::failure_name},
     kernel::plan::ProbeReport,
-    request::{NativeState, Queue, Side, Watch, correlate::TransferSubject, transfer::SubjectTransfers},
+    request::{
+        NativeState, Queue, Side, Watch,
+        correlate::TransferSubject,
+        gauge::{GaugeCheck, Gauges},
+        transfer::SubjectTransfers,
+    },
     rule::Mode,
     verdict::Verdict,
 };
@@ -61,10 +66,30 @@ pub struct ServerStatus {
     pub requests: usize,
     /// What its transfer engine shows.
     pub transfers: TransfersStatus,
+    /// What its own `/metrics` says.
+    pub server_metrics: GaugeStatus,
     /// Events that BPF saw.
     pub events_seen: u64,
     /// Events that were lost.
     pub events_lost: u64,
+}
+
+/// What a server says of its queues itself.
+#[derive(Clone, Debug, Serialize)]
+pub struct GaugeStatus {
+    /// How its gauge of the inflight queue compares with what was seen.
+    #[serde(flatten)]
+    pub check: GaugeCheck,
+    /// The same in words, where it can be told.
+    pub in_words: Option<String>,
+    /// What it said last.
+    pub said: Option<Gauges>,
+    /// How long ago.
+    pub read_seconds_ago: Option<f64>,
+    /// For how long the gauge of the inflight queue has had that value, as far as it was read.
+    pub unchanged_seconds: Option<f64>,
+    /// Why its page cannot be read.
+    pub failure: Option<String>,
 }
 
 /// The transfers of one server.
@@ -212,13 +237,14 @@ pub struct EvidenceStatus {
 }
 
 impl AlertStatus {
-    /// The state of the alert that `verdict` told of last.
-    pub fn of(verdict: &Verdict, now: Monotonic) -> Self {
+    /// The state of the alert that `verdict` told of last, and what its server's gauge says of the queue now.
+    pub fn of(verdict: &Verdict, gauge: Option<&Evidence>, now: Monotonic) -> Self {
         let in_words = |evidence: &Evidence| EvidenceStatus {
             source: evidence.source.name(),
             seconds_ago: now.since(evidence.at).as_secs_f64(),
             fact: evidence.fact.to_string(),
         };
+        let seen = verdict.diagnosis.evidence.iter().filter(|it| it.source != Source::ServerMetrics);
         Self {
             rule: verdict.rule.to_string(),
             state: verdict.state.name(),
@@ -233,7 +259,7 @@ impl AlertStatus {
             confidence: verdict.diagnosis.confidence.name(),
             quiescence: verdict.diagnosis.quiescence.to_string(),
             waiting_seconds: now.since(verdict.waiting_since).as_secs_f64(),
-            evidence: verdict.diagnosis.evidence.iter().map(in_words).collect(),
+            evidence: seen.chain(gauge).map(in_words).collect(),
         }
     }
 }

@@ -49,6 +49,8 @@ pub struct Setup<'a> {
     hooks: Vec<PathBuf>,
     waits: bool,
     launched: bool,
+    launcher: Option<Vec<&'a str>>,
+    own_network: bool,
     companion: bool,
 }
 
@@ -59,7 +61,17 @@ impl<'a> Setup<'a> {
         let hook = repository().join("hook");
         let sitecustomize = (release == "0.5.10").then(|| hook.join("sitecustomize"));
         let hooks = [hook].into_iter().chain(sitecustomize).collect();
-        Self { release, arguments, variables, hooks, waits: false, launched: false, companion: false }
+        Self {
+            release,
+            arguments,
+            variables,
+            hooks,
+            waits: false,
+            launched: false,
+            launcher: None,
+            own_network: false,
+            companion: false,
+        }
     }
 
     /// Options of `server.py`.
@@ -98,6 +110,18 @@ impl<'a> Setup<'a> {
         self
     }
 
+    /// Started by what stands for `sglang.launch_server`, with these options: it serves the metrics.
+    pub fn launcher(mut self, options: &[&'a str]) -> Self {
+        self.launcher = Some(options.to_vec());
+        self
+    }
+
+    /// In a network namespace of its own, as a container has one.
+    pub fn own_network(mut self) -> Self {
+        self.own_network = true;
+        self
+    }
+
     /// The second server of a test that has one: it must not wait for the first one's end.
     pub fn companion(mut self) -> Self {
         self.companion = true;
@@ -124,10 +148,22 @@ impl<'a> Setup<'a> {
             (false, false) => "exec \"$@\"",
             (false, true) => "\"$@\"; exit $?",
         };
-        let mut process = Command::new("sh")
-            .args(["-c", script, "sh"])
-            .arg(&environment.python)
-            .arg(repository().join("tests/sglang/server.py"))
+        let (mut command, script) = if self.own_network {
+            let mut command = Command::new("unshare");
+            command.args(["--net", "sh"]);
+            (command, format!("ip link set lo up && {script}"))
+        } else {
+            (Command::new("sh"), script.to_owned())
+        };
+        command.args(["-c", &script, "sh"]).arg(&environment.python);
+        match &self.launcher {
+            Some(options) => {
+                let script = repository().join("tests/sglang/launch_server.py");
+                command.arg(script).args(options).arg("--").env("PROMETHEUS_MULTIPROC_DIR", folder.path())
+            }
+            None => command.arg(repository().join("tests/sglang/server.py")),
+        };
+        let mut process = command
             .arg(environment.folder(self.release))
             .args(&self.arguments)
             .env("PYTHONPATH", std::env::join_paths(self.hooks).unwrap())

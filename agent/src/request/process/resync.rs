@@ -56,6 +56,9 @@ impl Process {
     pub(super) fn passed(&mut self, queue_length: u32, passes: u32, is_known: bool, at: Monotonic) {
         self.state.paused = false;
         self.state.passes = self.state.passes.saturating_add(passes.into());
+        if self.state.queue_length.is_none_or(|(before, _)| before != queue_length) {
+            self.state.gauge.queue_rests = Some(at);
+        }
         self.state.queue_length = Some((queue_length, at));
         self.state.turned = Some(at);
         if is_known || self.state.sync != Sync::Complete {
