@@ -7,6 +7,7 @@ mod canary;
 mod check;
 mod demo;
 mod doctor;
+mod explain;
 mod record;
 mod replay;
 mod rules;
@@ -50,6 +51,11 @@ enum Command {
     Record(record::Record),
     /// Tell the rules again what a recording says: the same verdicts as live
     Replay(replay::ReplayCommand),
+    /// Explain one request: what happened to it, why it waits, what the rules say and when, what would be done about it
+    ///
+    /// Asks the running agent; with --file a recording. The time line of a running agent comes from its flight recorder
+    /// (`record.folder`), which can be asked on its node, by its user.
+    Explain(explain::Explain),
     /// Take the names out of a recording, so that it can be shown to others
     Anonymize(anonymize::Anonymize),
     /// Make up a server with faults: a recording of it, and what is true of its requests
@@ -107,6 +113,7 @@ impl Cli {
             Command::Doctor(doctor) => doctor.run(),
             Command::Record(record) => record.run(),
             Command::Replay(replay) => replay.run(),
+            Command::Explain(explain) => explain.run(),
             Command::Anonymize(anonymize) => anonymize.run(),
             Command::Simulate(simulate) => simulate.run(),
             Command::Rules(rules) => rules.run(),

@@ -14,6 +14,7 @@ pub mod config;
 pub mod core;
 pub mod diagnose;
 pub mod event;
+pub mod explain;
 pub mod kernel;
 pub mod metrics;
 pub mod pipeline;

@@ -6,6 +6,7 @@
 mod devices;
 mod dumps;
 mod engines;
+mod explain;
 mod looks;
 pub mod notice;
 mod peers;
@@ -19,7 +20,7 @@ mod transfers;
 use std::{collections::HashMap, pin::pin, sync::Arc, time::Duration};
 
 use tokio::{
-    sync::{mpsc, oneshot},
+    sync::mpsc,
     time::{Instant, MissedTickBehavior, interval, sleep},
 };
 use tokio_util::sync::CancellationToken;
@@ -44,10 +45,7 @@ use crate::{
         tracker::{Change, Limits},
     },
     rule::{Mode, RuleSet, alert::AlertState},
-    server::{
-        rooms::RoomQuestion,
-        status::{Health, Status},
-    },
+    server::{Question, rooms::RoomQuestion, status::Health},
     sink::{
         alertmanager::{AlertmanagerSink, SetupError},
         audit::{Audit, AuditError, AuditRecord},
@@ -104,8 +102,8 @@ pub struct Parts {
 /// What others ask of a running pipeline.
 #[derive(Debug)]
 pub struct Requests {
-    /// The HTTP server: for the status.
-    pub status: mpsc::Receiver<oneshot::Sender<Status>>,
+    /// The HTTP server: for the status, or for what is known of a request.
+    pub questions: mpsc::Receiver<Question>,
     /// The HTTP server: about a room, for the agent of another node.
     pub rooms: mpsc::Receiver<RoomQuestion>,
     /// For the rules to be read again.
@@ -220,7 +218,7 @@ impl Pipeline {
 
     /// Runs until `stop`; then it tells what it has recorded.
     pub async fn run(mut self, stop: CancellationToken, requests: Requests) -> Option<Recording> {
-        let Requests { mut status, mut rooms, mut reload, mut dump } = requests;
+        let Requests { mut questions, mut rooms, mut reload, mut dump } = requests;
         let mut drain = pin!(sleep(Duration::ZERO));
         let mut quiet_looks = 0_u32;
         let mut tick = interval(TICK);
@@ -251,10 +249,7 @@ impl Pipeline {
                 Some(told) = telling.recv() => self.peers_told(told),
                 Some(question) = rooms.recv() => self.answer_peer(question),
                 Some(page) = pages.recv() => self.server_metrics_read(page),
-                Some(answer) = status.recv() => {
-                    // The asker may have gone.
-                    let _ = answer.send(self.status(Monotonic::now()));
-                }
+                Some(question) = questions.recv() => self.answer(question, Monotonic::now()),
                 Some(()) = reload.recv() => self.reload(),
                 Some(()) = dump.recv() => self.request_dump(),
             }
@@ -377,6 +372,14 @@ impl Pipeline {
         }
         self.audit_failing = failing;
         !failing
+    }
+
+    fn answer(&mut self, question: Question, now: Monotonic) {
+        // Who asked may have gone.
+        let _ = match question {
+            Question::Status(asker) => asker.send(self.status(now)).is_ok(),
+            Question::Explain(wanted, asker) => asker.send(Box::new(self.explain(&wanted, now))).is_ok(),
+        };
     }
 
     fn notify(&self, notice: Notice) {

@@ -1,4 +1,4 @@
-//! `/metrics`, `/live`, `/ready`, `/status`, `/rooms/ROOM` over HTTP.
+//! `/metrics`, `/live`, `/ready`, `/status`, `/rooms/ROOM`, `/explain` over HTTP.
 
 pub mod replica;
 pub mod rooms;
@@ -8,19 +8,23 @@ use std::{net::SocketAddr, sync::Arc};
 
 use axum::{
     Json, Router,
-    extract::{Path, Query, State},
+    extract::{Path, Query, RawQuery, State},
     http::{StatusCode, header},
     response::{IntoResponse, Response},
     routing::get,
 };
 use prometheus_client::{encoding::text::encode, registry::Registry};
+use serde::Serialize;
 use tokio::{
     net::TcpListener,
     sync::{mpsc, oneshot},
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::event::clock::Monotonic;
+use crate::{
+    event::clock::Monotonic,
+    explain::{answer::Live, wanted::Wanted},
+};
 use rooms::RoomQuestion;
 use status::{Health, Status};
 
@@ -31,10 +35,19 @@ pub struct Api {
     pub registry: Arc<Registry>,
     /// Whether the pipeline runs.
     pub health: Arc<Health>,
-    /// Asks the pipeline for its status.
-    pub status: mpsc::Sender<oneshot::Sender<Status>>,
+    /// Asks the pipeline.
+    pub questions: mpsc::Sender<Question>,
     /// Asks the pipeline about a room.
     pub rooms: mpsc::Sender<RoomQuestion>,
+}
+
+/// What the pipeline is asked, and who wants to know.
+#[derive(Debug)]
+pub enum Question {
+    /// For its status.
+    Status(oneshot::Sender<Status>),
+    /// What it knows of a request.
+    Explain(Wanted, oneshot::Sender<Box<Live>>),
 }
 
 /// Why the API cannot be served.
@@ -67,6 +80,7 @@ pub async fn serve(listener: TcpListener, api: Api, stop: CancellationToken) {
         .route("/ready", get(ready))
         .route("/status", get(status))
         .route("/rooms/{room}", get(room))
+        .route("/explain", get(explain))
         .with_state(api);
     if let Err(error) = axum::serve(listener, routes).with_graceful_shutdown(stop.cancelled_owned()).await {
         tracing::error!(%error, "the HTTP server stopped");
@@ -99,13 +113,27 @@ async fn ready(State(api): State<Api>) -> (StatusCode, &'static str) {
 }
 
 async fn status(State(api): State<Api>) -> Response {
-    let (answer, status) = oneshot::channel();
-    if api.status.send(answer).await.is_err() {
-        return (StatusCode::SERVICE_UNAVAILABLE, "the pipeline has stopped\n").into_response();
+    ask(&api, Question::Status).await
+}
+
+/// What is known of the requests that the query names: whoever asks has to know a room or a whole request id.
+async fn explain(State(api): State<Api>, RawQuery(query): RawQuery) -> Response {
+    match Wanted::of_query(&query.unwrap_or_default()) {
+        Some(wanted) => ask(&api, |asker| Question::Explain(wanted, asker)).await,
+        None => (StatusCode::BAD_REQUEST, "write /explain?name=ROOM or RID[&pid=PID][&serial=N]\n").into_response(),
     }
-    match status.await {
-        Ok(status) => Json(status).into_response(),
-        Err(_) => (StatusCode::SERVICE_UNAVAILABLE, "the pipeline has stopped\n").into_response(),
+}
+
+/// Asks the pipeline's loop, which answers between two of its turns.
+async fn ask<T: Serialize>(api: &Api, question: impl FnOnce(oneshot::Sender<T>) -> Question) -> Response {
+    let (asker, answer) = oneshot::channel();
+    let stopped = (StatusCode::SERVICE_UNAVAILABLE, "the pipeline has stopped\n");
+    if api.questions.send(question(asker)).await.is_err() {
+        return stopped.into_response();
+    }
+    match answer.await {
+        Ok(answer) => Json(answer).into_response(),
+        Err(_) => stopped.into_response(),
     }
 }
 

@@ -108,7 +108,7 @@ async fn watch(mut server: DemoServer, folder: &std::path::Path, without_bpf: bo
     let (_ask_of_rooms, rooms) = mpsc::channel(1);
     let (_reload, reload) = mpsc::channel(1);
     let (_dump, dump) = mpsc::channel(1);
-    let requests = Requests { status: asked, rooms, reload, dump };
+    let requests = Requests { questions: asked, rooms, reload, dump };
     let pipeline = tokio::spawn(Pipeline::start(parts)?.run(stop.clone(), requests));
 
     let mut story = Story::default();
@@ -127,6 +127,7 @@ async fn watch(mut server: DemoServer, folder: &std::path::Path, without_bpf: bo
     stop.cancel();
     pipeline.await.context("the pipeline")?;
     println!("» done: found, explained, freed and read back in {:.1} s", story.seconds());
+    println!("» on a node, `dislodge explain {SHARED_ROOM}` tells all of this about one request");
     Ok(())
 }
 

@@ -20,7 +20,7 @@ use dislodge::{
     },
     metrics::Metrics,
     pipeline::{Parts, Pipeline, Requests},
-    record::folder::{dumps, running, write_whole},
+    record::folder::{dumps, running, running_as_me, write_whole},
     rule::{Mode, RuleSet},
     server::status::Health,
 };
@@ -85,7 +85,7 @@ impl Record {
                 "no `record.folder` is configured: name the running agent's --config, or watch with --for".to_owned()
             );
         };
-        let dump = ask(folder)?;
+        let dump = ask(folder, running)?;
         let Some(output) = &self.output else { return Ok(dump) };
         if self.anonymize {
             without_names(&dump, output)?;
@@ -122,7 +122,7 @@ impl Record {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let recording = runtime.map_err(|error| error.to_string())?.block_on(async {
             let stop = CancellationToken::new();
-            let (_ask, status) = mpsc::channel(1);
+            let (_ask, questions) = mpsc::channel(1);
             let (_ask_of_rooms, rooms) = mpsc::channel(1);
             let (reload_, reload) = mpsc::channel(1);
             let (dump_, dump) = mpsc::channel(1);
@@ -133,7 +133,7 @@ impl Record {
                 tokio::time::sleep(duration).await;
                 end.cancel();
             });
-            let recording = pipeline.run(stop, Requests { status, rooms, reload, dump }).await;
+            let recording = pipeline.run(stop, Requests { questions, rooms, reload, dump }).await;
             recording.ok_or_else(|| "nothing was recorded".to_owned())
         })?;
         if !self.anonymize {
@@ -147,8 +147,14 @@ impl Record {
     }
 }
 
+/// The same for somebody to whom another one named the folder: only that of an agent that runs as this very user is asked,
+/// since a signal to anything else may be its end.
+pub(super) fn ask_for_recording(folder: &Path) -> Result<PathBuf, String> {
+    ask(folder, running_as_me)
+}
+
 /// Has the running agent write what it has, and waits for the file.
-fn ask(folder: &Path) -> Result<PathBuf, String> {
+fn ask(folder: &Path, running: fn(&Path) -> Option<u32>) -> Result<PathBuf, String> {
     let error = |error: &dyn std::fmt::Display| format!("{}: {error}", folder.display());
     let nobody = || format!("no agent records in {}; one that runs as another user cannot be asked", folder.display());
     let pid = running(folder).and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?)).ok_or_else(nobody)?;

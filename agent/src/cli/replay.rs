@@ -131,6 +131,9 @@ impl ReplayCommand {
         }
         let end = end.map_or("was not replayed to its end".to_owned(), in_words);
         println!("the recording {end}");
+        if !alerts.is_empty() {
+            println!("`dislodge explain --file {} ROOM|RID` tells the story of one request", self.file.display());
+        }
         for (count, what) in [
             (*losses, "losses of events while it was recorded"),
             (dropped.inputs, "inputs before it that the recorder did not keep"),

@@ -26,7 +26,7 @@ pub(super) struct Run {
     /// The most that may be done about stuck requests; overrides the configuration
     #[arg(long, value_parser = mode)]
     mode: Option<Mode>,
-    /// Address of /metrics, /live, /ready and /status; overrides the configuration
+    /// Address of /metrics, /live, /ready, /status and /explain; overrides the configuration
     #[arg(long, value_name = "ADDRESS")]
     listen: Option<SocketAddr>,
     /// Base URL of an Alertmanager (repeatable); overrides the configuration
@@ -97,9 +97,9 @@ impl Run {
                 Err(error) => return fail(error),
             };
             if let Ok(address) = listener.local_addr() {
-                tracing::info!(%address, mode = config.mode.name(), "serving /metrics, /live, /ready, /status");
+                tracing::info!(%address, mode = config.mode.name(), "serving /metrics, /live, /ready, /status, /explain");
             }
-            let api = Api { registry, health: Arc::clone(&health), status: ask, rooms: ask_of_rooms };
+            let api = Api { registry, health: Arc::clone(&health), questions: ask, rooms: ask_of_rooms };
             let (notices, only, resynchronise, record_for) = (None, self.pid, !self.no_resynchronise, None);
             let returns = ReturnProbes::from(&outcome);
             let parts = Parts {
@@ -123,7 +123,7 @@ impl Run {
                 return fail(error);
             }
             tasks.spawn(serve(listener, api, stop.clone()));
-            pipeline.run(stop, Requests { status: asked, rooms, reload: reloads, dump: dumps }).await;
+            pipeline.run(stop, Requests { questions: asked, rooms, reload: reloads, dump: dumps }).await;
             // The HTTP server finishes what it was asked, but a client that never ends keeps nobody.
             let _ = tokio::time::timeout(std::time::Duration::from_secs(1), tasks.join_next()).await;
             ExitCode::SUCCESS

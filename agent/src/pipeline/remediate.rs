@@ -39,10 +39,7 @@ impl Pipeline {
         if candidates.is_empty() {
             return;
         }
-        let kill_switch = self.config.remediation.kill_switch.as_deref().is_some_and(|path| {
-            // A switch that cannot be looked at counts as set.
-            fs::exists(path).unwrap_or(true)
-        });
+        let kill_switch = self.kill_switch();
         for (key, candidate) in candidates {
             if self.acting.contains_key(&key) {
                 continue;
@@ -67,8 +64,8 @@ impl Pipeline {
         candidates
     }
 
-    fn decide(&mut self, key: RequestKey, mode: Mode, kill_switch: bool, now: Monotonic) -> Decision {
-        let room = self.core.tracker().get(key).map(|tracked| tracked.room);
+    /// What the guards are told of a request beside what is known of it.
+    pub(super) fn guarded_by(&mut self, key: RequestKey, mode: Mode, kill_switch: bool, now: Monotonic) -> Context {
         let context = Context {
             mode,
             kill_switch,
@@ -76,9 +73,19 @@ impl Pipeline {
             actions_left: self.ladder.actions_left(now),
             has_control_channel: self.servers.get(&key.process).is_some_and(|server| server.control.is_ok()),
             acted_before: self.ladder.acted_before(key),
-            senders_on_room: room.map_or(0, |room| room.senders.len()),
-            abandoned_handles: room.and_then(|room| room.chunks).is_some_and(|chunks| chunks.abandoned),
+            senders_on_room: 0,
+            abandoned_handles: false,
         };
+        context.on_room(self.core.tracker().get(key).map(|tracked| tracked.room))
+    }
+
+    /// Whether somebody has put up the kill switch. One that cannot be looked at counts as put up.
+    pub(super) fn kill_switch(&self) -> bool {
+        self.config.remediation.kill_switch.as_deref().is_some_and(|path| fs::exists(path).unwrap_or(true))
+    }
+
+    fn decide(&mut self, key: RequestKey, mode: Mode, kill_switch: bool, now: Monotonic) -> Decision {
+        let context = self.guarded_by(key, mode, kill_switch, now);
         let Some((tracked, diagnosis)) = self.core.diagnose(key, now) else {
             return Decision::Refused(Refusal::Terminal);
         };

@@ -3,7 +3,7 @@
 use std::{
     fs::{self, File, OpenOptions},
     io::{self, Read as _, Seek as _, Write as _},
-    os::unix::fs::OpenOptionsExt as _,
+    os::unix::fs::{MetadataExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
 };
 
@@ -95,7 +95,18 @@ impl Folder {
 
 /// The agent that has a folder, if one has.
 pub fn running(folder: &Path) -> Option<u32> {
+    running_if(folder, |_| true)
+}
+
+/// The same, only where it is an agent of this very user: for somebody to whom another one named the folder.
+pub fn running_as_me(folder: &Path) -> Option<u32> {
+    let me = rustix::process::geteuid().as_raw();
+    running_if(folder, |owner| owner.uid() == me && owner.mode() & 0o022 == 0)
+}
+
+fn running_if(folder: &Path, is_trusted: impl Fn(&fs::Metadata) -> bool) -> Option<u32> {
     let file = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW).open(folder.join(OWNER)).ok()?;
+    file.metadata().ok().filter(is_trusted)?;
     // Whoever gets the lock knows that nobody has it.
     flock(&file, FlockOperation::NonBlockingLockShared).is_err().then_some(())?;
     let mut text = String::new();

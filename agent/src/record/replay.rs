@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, io::Read, sync::Arc};
 use serde::Serialize;
 
 use super::{
-    format::Dropped,
+    format::{Dropped, Header},
     reader::{End, Found, Item, ReadError, Reader, Soundness},
 };
 use crate::{
@@ -74,6 +74,35 @@ pub struct Replay<R> {
     summary: Summary,
 }
 
+/// Somebody who watches a replay, input by input.
+pub trait Observer {
+    /// A tick is about to be evaluated. `false` ends the replay before it.
+    fn tick(&mut self, _now: Monotonic) -> bool {
+        true
+    }
+
+    /// The core is about to be told something.
+    fn before(&mut self, _input: &Input, _core: &Core) {}
+
+    /// The core was told it, and this came of it.
+    fn after(&mut self, _core: &Core, _effects: &Effects) {}
+}
+
+/// Tells a closure of ticks and verdicts.
+struct Telling<F>(F);
+
+impl<F: FnMut(Told<'_>) -> bool> Observer for Telling<F> {
+    fn tick(&mut self, now: Monotonic) -> bool {
+        self.0(Told::Tick(now))
+    }
+
+    fn after(&mut self, _: &Core, effects: &Effects) {
+        for verdict in &effects.verdicts {
+            self.0(Told::Verdict(verdict));
+        }
+    }
+}
+
 /// What a replay tells as it happens.
 #[derive(Debug)]
 pub enum Told<'a> {
@@ -104,12 +133,31 @@ impl<R: Read> Replay<R> {
         Self { reader, core: Core::new(rules, limits), effects: Effects::default(), inputs: 0, summary }
     }
 
+    /// Where the recording comes from.
+    pub fn header(&self) -> &Header {
+        self.reader.header()
+    }
+
+    /// [`RuleSet::digest`] of the rules that are evaluated.
+    pub fn rules(&self) -> &str {
+        self.core.evaluator().rules().digest()
+    }
+
     /// Replays until the end, or until `tell` says no.
     ///
     /// # Errors
     ///
     /// Reading failed, or the file says more than an agent can have known.
-    pub fn run(mut self, mut tell: impl FnMut(Told<'_>) -> bool) -> Result<(Summary, Core), ReplayError> {
+    pub fn run(self, tell: impl FnMut(Told<'_>) -> bool) -> Result<(Summary, Core), ReplayError> {
+        self.observed_by(&mut Telling(tell))
+    }
+
+    /// The same, watched by somebody who sees more.
+    ///
+    /// # Errors
+    ///
+    /// As [`Replay::run`].
+    pub fn observed_by(mut self, observer: &mut impl Observer) -> Result<(Summary, Core), ReplayError> {
         let mut lost = true;
         loop {
             let block = match self.reader.next_block()? {
@@ -129,7 +177,7 @@ impl<R: Read> Replay<R> {
                     Item::Input(input) if lost && !matches!(*input, Input::Snapshot(_)) => {}
                     Item::Input(input) => {
                         lost = false;
-                        if !self.input(*input, &mut tell)? {
+                        if !self.input(*input, observer)? {
                             return Ok((self.summary, self.core));
                         }
                     }
@@ -144,7 +192,7 @@ impl<R: Read> Replay<R> {
         }
     }
 
-    fn input(&mut self, input: Input, tell: &mut impl FnMut(Told<'_>) -> bool) -> Result<bool, ReplayError> {
+    fn input(&mut self, input: Input, observer: &mut impl Observer) -> Result<bool, ReplayError> {
         let summary = &mut self.summary;
         let mut is_heavy = false;
         match &input {
@@ -152,7 +200,7 @@ impl<R: Read> Replay<R> {
             Input::Doubt { why: ResyncReason::EventsLost, .. } | Input::NativeLost { .. } => summary.losses += 1,
             Input::Rules { .. } => summary.other_rules += 1,
             Input::Tick { now, .. } => {
-                if !tell(Told::Tick(*now)) {
+                if !observer.tick(*now) {
                     return Ok(false);
                 }
                 summary.ticks += 1;
@@ -161,18 +209,19 @@ impl<R: Read> Replay<R> {
             Input::Snapshot(_) => is_heavy = true,
             _ => {}
         }
+        observer.before(&input, &self.core);
         self.core.apply(input, &mut self.effects);
         self.inputs += 1;
         if (is_heavy || self.inputs.is_multiple_of(WEIGHED_EVERY)) && self.core.tracker().weight() > MAX_WEIGHT {
             return Err(ReplayError::TooMuch);
         }
+        observer.after(&self.core, &self.effects);
         let is_new = |step: &Step| matches!(step, Step::Opened | Step::Resynchronised);
         self.summary.requests += self.effects.changes.drain(..).filter(|change| is_new(&change.step)).count() as u64;
         for verdict in self.effects.verdicts.drain(..) {
             if verdict.state == AlertState::Firing {
                 *self.summary.alerts.entry(verdict.rule.to_string()).or_default() += 1;
             }
-            tell(Told::Verdict(&verdict));
         }
         Ok(true)
     }

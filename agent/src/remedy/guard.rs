@@ -6,7 +6,7 @@ use serde::Serialize;
 use crate::{
     diagnose::{Cause, Confidence, Diagnosis},
     event::{Backend, Room},
-    request::{Request, ServerState, Side, Sync},
+    request::{Request, RoomState, ServerState, Side, Sync},
     rule::Mode,
 };
 
@@ -137,6 +137,18 @@ pub struct Context {
     pub abandoned_handles: bool,
 }
 
+impl Context {
+    /// The same, with what is known of the request's room.
+    #[must_use]
+    pub fn on_room(self, room: Option<&RoomState>) -> Self {
+        Self {
+            senders_on_room: room.map_or(0, |room| room.senders.len()),
+            abandoned_handles: room.and_then(|room| room.chunks).is_some_and(|chunks| chunks.abandoned),
+            ..self
+        }
+    }
+}
+
 /// Releases of SGLang on which a backend's senders may be failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProvedOn {
@@ -175,7 +187,33 @@ pub fn may_act(
     diagnosis: &Diagnosis,
     context: &Context,
 ) -> Result<(), Refusal> {
-    let refuse_unless = |holds: bool, refusal| if holds { Ok(()) } else { Err(refusal) };
+    ask(request, server, diagnosis, context, Err)
+}
+
+/// Every guard that would refuse, the first of which [`may_act`] names; each once.
+pub fn refusals(request: &Request, server: &ServerState, diagnosis: &Diagnosis, context: &Context) -> Vec<Refusal> {
+    let mut refusals = Vec::new();
+    let go_on = |refusal| {
+        if !refusals.contains(&refusal) {
+            refusals.push(refusal);
+        }
+        Ok(())
+    };
+    match ask(request, server, diagnosis, context, go_on) {
+        Ok(()) => refusals,
+        Err(refusal) => vec![refusal],
+    }
+}
+
+/// Asks the guards in their order; `refuse` says whether one that refuses ends it.
+fn ask(
+    request: &Request,
+    server: &ServerState,
+    diagnosis: &Diagnosis,
+    context: &Context,
+    mut refuse: impl FnMut(Refusal) -> Result<(), Refusal>,
+) -> Result<(), Refusal> {
+    let mut refuse_unless = |holds: bool, refusal| if holds { Ok(()) } else { refuse(refusal) };
     let hello = server.hello.as_deref();
     let rid_is_whole = request.rid.as_ref().is_some_and(|rid| !rid.truncated && !rid.text.is_empty());
     let curable = matches!(diagnosis.cause, Cause::RoomCollision | Cause::UpdateDropped | Cause::AbortIgnored);
@@ -192,10 +230,14 @@ pub fn may_act(
     refuse_unless(context.senders_on_room == 1, Refusal::RoomShared)?;
     refuse_unless(diagnosis.quiescence.is_proved_idle(), Refusal::NotQuiescent)?;
     refuse_unless(!context.abandoned_handles, Refusal::AbandonedHandles)?;
-    let size = |size: Option<u32>| size.ok_or(Refusal::RanksUnknown);
-    refuse_unless(size(hello.and_then(|hello| hello.tp))? == 1, Refusal::TensorParallel)?;
-    refuse_unless(size(hello.and_then(|hello| hello.cp))? == 1, Refusal::ContextParallel)?;
-    refuse_unless(size(hello.and_then(|hello| hello.pp))? == 1, Refusal::PipelineParallel)?;
+    for (size, refusal) in [
+        (hello.and_then(|hello| hello.tp), Refusal::TensorParallel),
+        (hello.and_then(|hello| hello.cp), Refusal::ContextParallel),
+        (hello.and_then(|hello| hello.pp), Refusal::PipelineParallel),
+    ] {
+        refuse_unless(size.is_some(), Refusal::RanksUnknown)?;
+        refuse_unless(size.is_none_or(|size| size == 1), refusal)?;
+    }
     let sglang = hello.and_then(|hello| hello.sglang.as_deref());
     refuse_unless(is_proved(request.backend, sglang), Refusal::BackendUnproved)?;
     refuse_unless(!context.acted_before && request.remedied.is_none(), Refusal::OncePerRequest)?;

@@ -142,6 +142,26 @@ fn every_single_guard_refuses_on_its_own() {
 }
 
 #[test]
+fn of_all_guards_that_refuse_the_first_is_the_one_that_is_named() {
+    let all = |case: &Case| refusals(&case.request, &case.server, &case.diagnosis, &case.context);
+    assert_eq!(all(&Case::allowed()), []);
+    for (index, (refusal, spoil)) in REFUSED.iter().enumerate() {
+        let mut case = Case::allowed();
+        spoil(&mut case);
+        (case.context.kill_switch, case.server.paused) = (true, true);
+        let refused = all(&case);
+        assert_eq!(case.verdict(), Err(refused[0]), "case {index}");
+        for expected in [*refusal, Refusal::Paused, Refusal::KillSwitch] {
+            assert_eq!(refused.iter().filter(|it| **it == expected).count(), 1, "case {index}: {refused:?}");
+        }
+    }
+    let mut case = Case::allowed();
+    (case.context.mode, case.context.kill_switch) = (Mode::Observe, true);
+    case.diagnosis.cause = Cause::Parked;
+    assert_eq!(all(&case), [Refusal::CauseNotCurable, Refusal::KillSwitch, Refusal::Observing]);
+}
+
+#[test]
 fn every_refusal_has_a_case() {
     for refusal in Refusal::ALL {
         assert!(REFUSED.iter().any(|(tested, _)| *tested == refusal), "{refusal:?}");

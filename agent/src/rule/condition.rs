@@ -7,6 +7,7 @@
 mod decision;
 mod prefilter;
 mod types;
+mod why;
 
 use std::sync::{Arc, OnceLock};
 
