@@ -2,6 +2,8 @@
 
     python hook/bench.py [--json] [--rounds N] [--backend nixl|mooncake]
 
+A third row is a decode's: an unchanged poll of NIXL's receiver, as it is from 0.5.18 to 0.5.22, in the transfer queue.
+
 Wrapped and unwrapped classes run side by side in one process, in turns; the figures are medians over the rounds, in CPU time
 of the thread. The classes are stand-ins with the shape of NIXL's sender in 0.5.12 (`poll` asks the manager, the manager looks
 in a dict), or of Mooncake's in 0.5.22 (`poll` hands the question on, then compares the answer), and of the scheduler's pass. The real marker is loaded when there is one for this machine.
@@ -89,6 +91,44 @@ def classes(backend):
     return StandInKVManager, sender, StandInScheduler
 
 
+def receiver_class():
+    """A receiver, made afresh, with the shape of NIXL's."""
+
+    class StandInKVReceiver:
+        def __init__(self, mgr, bootstrap_addr, bootstrap_room=None):
+            self.kv_mgr, self.bootstrap_room = mgr, bootstrap_room
+            self.conclude_state, self.started_transfer, self.init_time = None, True, time.time()
+
+        def send_metadata(self, kv_indices):
+            pass
+
+        def poll(self):
+            if self.conclude_state is not None:
+                return self.conclude_state
+            status = self.kv_mgr.check_status(self.bootstrap_room)
+            if status in (4, 0):
+                self.conclude_state = status
+                return status
+            if not self.started_transfer:
+                return status
+            if time.time() - self.init_time >= 300:
+                return 0
+            return 2
+
+    return StandInKVReceiver
+
+
+def receiver(wrapped):
+    """A receiver that has been polled once."""
+    manager, cls = classes("nixl")[0], receiver_class()
+    if wrapped:
+        cls.__module__ = importing.PREFIX + "nixl.conn"
+        wrappers.wrap_receiver(cls)
+    made = cls(manager(), "", 2**62 + INFLIGHT)
+    made.poll()
+    return made
+
+
 class Request:
     def __init__(self, rid, sender):
         self.rid = rid
@@ -113,9 +153,8 @@ def server(wrapped, backend):
     return made
 
 
-def nanoseconds_per_poll(made):
-    poll = made.disagg_prefill_inflight_queue[0].disagg_kv_sender
-    polls = [poll] * 100
+def nanoseconds_per_poll(polled):
+    polls = [polled] * 100
     start = time.thread_time_ns()
     for _ in range(POLLS // 100):
         [int(sender.poll()) for sender in polls]
@@ -132,16 +171,19 @@ def microseconds_per_pass(made):
 
 def measure(rounds, backend):
     plain, hooked = server(False, backend), server(True, backend)
-    series = {"poll_ns": ([], []), "pass_us": ([], [])}
+    senders = [made.disagg_prefill_inflight_queue[0].disagg_kv_sender for made in (plain, hooked)]
+    receivers = [receiver(False), receiver(True)]
+    series = {"poll_ns": ([], []), "receiver_ns": ([], []), "pass_us": ([], [])}
     gc.disable()
     for _ in range(rounds):
         for index, made in enumerate((plain, hooked)):
-            series["poll_ns"][index].append(nanoseconds_per_poll(made))
+            series["poll_ns"][index].append(nanoseconds_per_poll(senders[index]))
+            series["receiver_ns"][index].append(nanoseconds_per_poll(receivers[index]))
             series["pass_us"][index].append(microseconds_per_pass(made))
     gc.enable()
     medians = {name: [statistics.median(values) for values in pair] for name, pair in series.items()}
     # Pairs taken one after the other see the same machine: the difference of each pair, then the median.
-    added = statistics.median(b - a for a, b in zip(*series["poll_ns"]))
+    added = {name: statistics.median(b - a for a, b in zip(*series[name])) for name in ("poll_ns", "receiver_ns")}
     ratio = statistics.median(b / a for a, b in zip(*series["pass_us"]))
     return {
         "python": platform.python_version(),
@@ -149,7 +191,10 @@ def measure(rounds, backend):
         "rounds": rounds,
         "poll_plain_ns": round(medians["poll_ns"][0], 1),
         "poll_hooked_ns": round(medians["poll_ns"][1], 1),
-        "poll_added_ns": round(added, 1),
+        "poll_added_ns": round(added["poll_ns"], 1),
+        "receiver_plain_ns": round(medians["receiver_ns"][0], 1),
+        "receiver_hooked_ns": round(medians["receiver_ns"][1], 1),
+        "receiver_added_ns": round(added["receiver_ns"], 1),
         "pass_plain_us": round(medians["pass_us"][0], 2),
         "pass_hooked_us": round(medians["pass_us"][1], 2),
         "pass_ratio": round(ratio, 2),
@@ -171,6 +216,8 @@ def main():
     print(f"Python {figures['python']}, marker {figures['marker']}, medians of {figures['rounds']} rounds")
     print(f"unchanged poll: {figures['poll_plain_ns']} ns plain, {figures['poll_hooked_ns']} ns hooked, "
           f"{figures['poll_added_ns']} ns added")
+    print(f"unchanged poll of a receiver: {figures['receiver_plain_ns']} ns plain, {figures['receiver_hooked_ns']} ns hooked, "
+          f"{figures['receiver_added_ns']} ns added")
     print(f"pass over {INFLIGHT}: {figures['pass_plain_us']} us plain, {figures['pass_hooked_us']} us hooked, "
           f"{figures['pass_ratio']} x")
     if figures["errors"]:

@@ -1,9 +1,10 @@
 //! Why a request is where it is. A pure function over what is known; `now` is an argument.
 
 mod cause;
+mod codes;
+mod decode;
 mod evidence;
 mod gauge;
-mod names;
 mod other_end;
 mod quiescence;
 mod ranks;
@@ -97,6 +98,8 @@ pub fn conclude(tracked: &Tracked<'_>, now: Monotonic) -> Conclusion {
 
 #[cfg(test)]
 mod cause_world;
+#[cfg(test)]
+mod decode_tests;
 #[cfg(test)]
 mod rank_tests;
 #[cfg(test)]

@@ -7,6 +7,7 @@ pub mod decode;
 pub mod exposition;
 pub mod hello;
 pub mod native;
+pub mod receiver;
 
 use std::fmt;
 
@@ -14,6 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use clock::Monotonic;
 use native::NativeEvent;
+use receiver::ReceiverEvent;
 
 /// A process of this node that cannot be confused with a later one of the same pid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -385,5 +387,6 @@ pub enum Body {
     Paused,
     Resumed,
     Remedy { room: Room, sender: u64, flag: Option<FailureFlag> },
+    Receiver(ReceiverEvent),
     Native(Box<NativeEvent>),
 }

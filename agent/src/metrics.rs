@@ -42,9 +42,13 @@ pub struct GaugeLabel {
     pub gauge: &'static str,
 }
 
-/// One label, `phase`.
+/// Labels of requests.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct PhaseLabel {
+    /// `prefill` or `decode`: the side that their server is on.
+    pub role: &'static str,
+    /// The queue that they are in; `none` when in none.
+    pub queue: &'static str,
     /// SGLang's name of the phase; `none` before the first poll.
     pub phase: &'static str,
 }
@@ -212,7 +216,7 @@ pub struct Metrics {
     pub resynchronisations: Family<Reason, Count>,
     /// Messages of a hook that could not be used, by reason.
     pub control_discarded: Family<Reason, Count>,
-    /// Live requests by phase.
+    /// Live requests by role, queue and phase.
     pub requests: Family<PhaseLabel, Number>,
     /// Requests in inflight queues.
     pub inflight: Number,
@@ -271,7 +275,7 @@ impl Metrics {
         r.register("server_metrics_left_out_samples", left_out, self.server_metrics_left_out.clone());
         let gauges = "Schedulers by how their own num_prefill_inflight_queue_reqs compares with what was seen";
         r.register("server_gauges", gauges, self.server_gauges.clone());
-        r.register("requests", "Live requests by phase", self.requests.clone());
+        r.register("requests", "Live requests by role, queue and phase", self.requests.clone());
         r.register("inflight_requests", "Requests in prefill inflight queues", self.inflight.clone());
         let oldest = "Age of the oldest request in a prefill inflight queue";
         r.register_with_unit("oldest_inflight_request_age", oldest, Unit::Seconds, self.oldest_inflight.clone());

@@ -8,6 +8,7 @@ pub mod ends;
 mod flush;
 pub mod gauge;
 mod notified;
+mod place;
 mod process;
 pub mod tracker;
 pub mod transfer;
@@ -15,8 +16,10 @@ pub mod transfers;
 
 use serde::Serialize;
 
+pub use ends::Side;
 use gauge::ServerGauge;
 pub use notified::PeerEnded;
+pub use place::{Queue, Receiving};
 
 use crate::{
     event::{
@@ -87,6 +90,8 @@ pub struct Request {
     pub remedied: Option<Monotonic>,
     /// How it ended, when it did.
     pub ended: Option<Box<Ended>>,
+    /// Where a decode server has it; nothing on a prefill.
+    pub receiving: Option<Receiving>,
     /// When `failure_exception()` was called: its group fails it, whatever its own `poll()` says.
     pub failed: Option<Monotonic>,
 }
@@ -94,7 +99,7 @@ pub struct Request {
 recorded!(struct Request {
     serial, room, rid, backend, created, phase, phase_since, phase_passes, entered, sent_chunks, sent_pages, sent_last, aborted,
     update_dropped, peer_aborted, shared_with, cleared_by, cleared_at, remedied, ended, failed,
-    resurrected, dropped_by, other_end,
+    resurrected, dropped_by, other_end, receiving,
 });
 recorded!(struct Aborted { at, passes });
 recorded!(struct Resurrected { at, to });
@@ -180,6 +185,7 @@ impl Request {
             remedied: None,
             ended: None,
             failed: None,
+            receiving: None,
         }
     }
 
@@ -190,13 +196,9 @@ impl Request {
 
     /// The time of the oldest thing that is known of it.
     pub fn oldest(&self) -> Monotonic {
-        let others = [Some(self.phase_since), self.entered, self.aborted.as_ref().map(|aborted| aborted.at)];
+        let queued = self.entered.or(self.receiving.map(|receiving| receiving.since));
+        let others = [Some(self.phase_since), queued, self.aborted.as_ref().map(|aborted| aborted.at)];
         others.into_iter().flatten().fold(self.created, Monotonic::min)
-    }
-
-    /// Since when it waits: for the inflight queue to let it go, or for its bootstrap.
-    pub fn waiting_since(&self) -> Monotonic {
-        self.entered.unwrap_or(self.created)
     }
 }
 

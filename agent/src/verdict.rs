@@ -7,7 +7,7 @@ use serde::{Serialize, Serializer};
 use crate::{
     diagnose::{Cause, Conclusion, Diagnosis, diagnose},
     event::{Backend, Phase, ProcessKey, Rid, Room, clock::Monotonic},
-    request::RequestKey,
+    request::{Queue, RequestKey, Side},
     rule::{
         Mode, Rule, Severity,
         alert::{AlertState, Transition},
@@ -57,6 +57,10 @@ pub struct Verdict {
     pub room: Room,
     /// Its transfer backend.
     pub backend: Backend,
+    /// The side that its server is on.
+    pub role: Side,
+    /// The queue that it is in.
+    pub queue: Queue,
     /// What it polled last.
     pub phase: Option<Phase>,
     /// Since when it waits.
@@ -90,6 +94,8 @@ impl Verdict {
             rid: request.rid.clone(),
             room: request.room,
             backend: request.backend,
+            role: request.side(),
+            queue: request.queue(),
             phase: request.phase,
             waiting_since: request.waiting_since(),
             server,
@@ -105,12 +111,14 @@ impl Verdict {
     pub fn refreshed(&self, subject: &Subject<'_>) -> Option<Self> {
         let request = subject.tracked.request;
         let (known, now): (Conclusion, Conclusion) = (self.diagnosis.conclusion(), subject.conclusion);
-        let differs = (known, self.phase, &self.rid, self.room, self.waiting_since)
-            != (now, request.phase, &request.rid, request.room, request.waiting_since());
+        let differs = (known, self.phase, &self.rid, self.room, self.queue, self.waiting_since)
+            != (now, request.phase, &request.rid, request.room, request.queue(), request.waiting_since());
         differs.then(|| Self {
             rid: request.rid.clone(),
             room: request.room,
             backend: request.backend,
+            role: request.side(),
+            queue: request.queue(),
             phase: request.phase,
             waiting_since: request.waiting_since(),
             cause: now.cause,

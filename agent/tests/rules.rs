@@ -62,6 +62,8 @@ fn every_field_has_its_value() {
     let expected = [
         ("cause", Value::Text("AbortIgnored")),
         ("phase", Value::Text("Transferring")),
+        ("role", Value::Text("prefill")),
+        ("queue", Value::Text("inflight")),
         ("backend", Value::Text("nixl")),
         ("quiescence", Value::Text("Unknown")),
         ("confidence", Value::Text("high")),

@@ -1,9 +1,9 @@
-"""What Dislodge runs inside an SGLang prefill server: it says what happens to each request, and fails one on request.
+"""What Dislodge runs inside an SGLang server: it says what happens to each request, and fails one of a prefill on request.
 
 Two ways in: SGLang (0.5.11 and later) calls `register` as a plugin; before that, `sitecustomize` calls
 `importing.watch`. Either patches SGLang's modules when the server imports them, and nothing before that.
 
-    importing ─► patching ─► wrappers, chunks, scheduler ─► marks        (what happened, to the agent's probe)
+    importing ─► patching ─► wrappers, chunks, queues, scheduler ─► marks   (what happened, to the agent's probe)
                                               └─► control ─► state, remedy     (what the agent asks)
 
 Nothing here may raise into the server, and nothing keeps a request, a sender or the scheduler alive.

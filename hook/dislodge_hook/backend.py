@@ -142,9 +142,9 @@ def flag_of_class(cls):
     return flag_for(cls, names_in(cls, "__init__", "STORE_ATTR"))
 
 
-def sender_class(manager):
-    """The sender class that stands beside a manager's class in its module, or None."""
+def class_beside(manager, kind):
+    """The class of that kind ("KVSender", "KVReceiver") that stands beside a manager's class in its module, or None."""
     module = sys.modules.get(type(manager).__module__)
-    name = type(manager).__name__.replace("KVManager", "KVSender")
+    name = type(manager).__name__.replace("KVManager", kind)
     cls = getattr(module, name, None)
     return cls if isinstance(cls, type) else None

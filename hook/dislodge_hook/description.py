@@ -10,12 +10,26 @@ from . import VERSION, backend, quiescence
 
 
 def manager_of(scheduler):
-    """The KV manager, which the bootstrap queue holds (disaggregation/prefill.py, all releases)."""
-    return getattr(getattr(scheduler, "disagg_prefill_bootstrap_queue", None), "kv_manager", None)
+    """The KV manager, which the bootstrap queue holds (disaggregation/prefill.py, all releases), on a decode the prealloc queue
+    (disaggregation/decode.py). Each role's queues are gone, or were never there, while the scheduler has the other."""
+    for name in ("disagg_prefill_bootstrap_queue", "disagg_decode_prealloc_queue"):
+        manager = getattr(getattr(scheduler, name, None), "kv_manager", None)
+        if manager is not None:
+            return manager
+    return None
+
+
+def senders_of(scheduler):
+    """Every sender or receiver that the scheduler holds somewhere, between two steps of its loop."""
+    for req in requests_of(scheduler):
+        yield getattr(req, "disagg_kv_sender", None)
+    for name in ("disagg_decode_prealloc_queue", "disagg_decode_transfer_queue"):
+        for entry in getattr(getattr(scheduler, name, None), "queue", None) or ():
+            yield getattr(entry, "kv_receiver", None)
 
 
 def requests_of(scheduler):
-    """Every request that the scheduler holds somewhere, between two steps of its loop."""
+    """Every request that a prefill scheduler holds somewhere."""
     yield from getattr(scheduler, "disagg_prefill_inflight_queue", None) or ()
     yield from getattr(getattr(scheduler, "disagg_prefill_bootstrap_queue", None), "queue", None) or ()
     yield from getattr(scheduler, "waiting_queue", None) or ()
@@ -28,10 +42,11 @@ def requests_of(scheduler):
         yield chunked
 
 
-def hello(scheduler, epoch, late):
+def hello(scheduler, epoch, late, role):
     """The detail of the `hello` mark."""
     manager = manager_of(scheduler)
-    cls = backend.sender_class(manager)
+    sends = role == "prefill"
+    cls = backend.class_beside(manager, "KVSender" if sends else "KVReceiver")
     number = backend.of(type(manager)) if manager is not None else None
 
     return {
@@ -40,11 +55,11 @@ def hello(scheduler, epoch, late):
         "sglang": backend.release(),
         "engine": _engine(number),
         "python": platform.python_version(),
-        "role": "prefill",
+        "role": role,
         "backend": backend.NAMES.get(number),
         "sender": cls.__name__ if cls else None,
-        "flag": backend.FLAG_NAMES[backend.flag_of_class(cls)] if cls else None,
-        "counts": quiescence.kind(manager, number) if manager is not None else None,
+        "flag": backend.FLAG_NAMES[backend.flag_of_class(cls)] if cls and sends else None,
+        "counts": quiescence.kind(manager, number) if manager is not None and sends else None,
         "late": late,
         **ranks(scheduler),
         "bootstrap_timeout": _number(getattr(manager, "bootstrap_timeout", None)),

@@ -10,7 +10,8 @@ PREFIX = "sglang.srt.disaggregation."
 BACKENDS = ("nixl", "fake", "mooncake", "mori", "ascend")
 
 WATCHED = frozenset(
-    [PREFIX + "common.utils", PREFIX + "common.conn", PREFIX + "prefill", "sglang.srt.managers.scheduler"]
+    [PREFIX + "common.utils", PREFIX + "common.conn", PREFIX + "prefill", PREFIX + "decode"]
+    + ["sglang.srt.managers.scheduler", "sglang.srt.managers.scheduler_pp_mixin"]
     + [f"{PREFIX}{backend}.conn" for backend in BACKENDS]
 )
 

@@ -18,6 +18,9 @@ TERMINAL = (FAILED, SUCCESS)
 NONE = 0xFF
 """No status: never polled, or the room is absent."""
 
+RECEIVER = 1 << 8
+"""In the value of `open`: a decode's receiver."""
+
 DETAIL_BYTES = 456
 RID_BYTES = 128
 

@@ -11,7 +11,7 @@ def apply(module):
     name = module.__name__
     if name == importing.PREFIX + "common.utils":
         patch_queue(getattr(module, "FastQueue", None))
-    elif name == importing.PREFIX + "prefill":
+    elif name in (importing.PREFIX + "prefill", importing.PREFIX + "decode", "sglang.srt.managers.scheduler_pp_mixin"):
         for cls in classes_of(module):
             scheduler.wrap_pass(cls)
     elif name == "sglang.srt.managers.scheduler":
@@ -33,6 +33,8 @@ def patch_backend(module):
     for cls in classes_of(module):
         if cls.__name__.endswith("KVSender"):
             wrap_each(cls, wrappers.wrap_sender)
+        elif cls.__name__.endswith("KVReceiver"):
+            wrap_each(cls, wrappers.wrap_receiver)
         elif cls.__name__.endswith("KVManager"):
             wrap_each(cls, wrappers.wrap_manager)
 

@@ -27,6 +27,10 @@ class Counts(NamedTuple):
         return packed | (0 if self.queues else chunks.NO_QUEUES)
 
 
+RECEIVES = Counts(0, 0, abandoned=False, late=False, queues=False, in_flight=0)
+"""Of a receiver, which posts nothing: what is written to its pages, the prefill counts."""
+
+
 def kind(manager, number):
     """How this backend's chunks can be counted: `queues` (NIXL 0.5.12 and later, Mooncake, ascend, mori 0.5.13 and later),
     `handles` (NIXL before; of mori before there are none to ask, so that its counts are unknown), `none`."""
@@ -38,6 +42,8 @@ def kind(manager, number):
 def look(record, sender):
     """The counts of a sender's room. On the scheduler thread only: it asks NIXL about handles that thread owns."""
     manager = getattr(sender, "kv_mgr", None)
+    if record.receiver:
+        return RECEIVES
     how = kind(manager, record.backend)
     queued, working, abandoned = chunks.of(record.room)
     in_flight = 0

@@ -74,6 +74,8 @@ def fail(scheduler, request):
     sender = record.reference() if record is not None else None
     if sender is None:
         raise Refused("unknown_sender", f"no sender {serial}")
+    if record.receiver:  # the prefill writes to its pages, and nobody here knows when it has done so
+        raise Refused("decode_side", describe(record))
     why = refusal(gather(scheduler, record, sender, rid, room, phase))
     if why is not None:
         raise Refused(why, describe(record))

@@ -1,33 +1,39 @@
-"""The scheduler's own pass over its inflight queue: who came, who left, and the moment at which the agent's requests are
-carried out. Everything here runs on the scheduler thread.
+"""The scheduler's own pass over its queues, and the moment at which the agent's requests are carried out. Everything here runs
+on the scheduler thread.
 
-`process_disagg_prefill_inflight_queue` (disaggregation/prefill.py, since 0.4.6) runs in each turn of the event loop, also
-with an empty queue, and replaces the list object: a reference to it is good for one pass only.
+`process_disagg_prefill_inflight_queue` (disaggregation/prefill.py, since 0.4.6) and `process_decode_queue`
+(disaggregation/decode.py) run in each turn of the event loop, also with empty queues. With pipeline parallelism a decode calls
+`process_decode_transfer_queue` instead, once a microbatch (managers/scheduler_pp_mixin.py).
 """
 
 import inspect
 import time
 
-from . import backend, chunks, control, description, marks, process, remedy, senders, signature, state, wrappers
+from . import chunks, control, description, marks, process, queues, remedy, senders, signature, state, wrappers
 
 PASS = "process_disagg_prefill_inflight_queue"
-TICK = 50_000_000  # ns: how often the queue is compared though its length is the same, and the socket looked at
+DECODE_PASS = "process_decode_queue"
+PIPELINED_DECODE_PASS = "process_decode_transfer_queue"
+TICK = 50_000_000  # ns: how often a queue is compared though its length is the same, and the socket looked at
 PASS_EVERY = 100_000_000  # ns: at most ten `pass` marks a second
-LEFT_SUCCESS, LEFT_FAILED, LEFT_NOT_TERMINAL = 1, 2, 3
 
 
 class Watch:
-    """What is remembered between passes."""
+    """What is remembered between passes. From 0.5.21 on a running scheduler can be given the other role
+    (disaggregation/role_switch.py, which wants both sides' queues empty first): the pass that is made tells."""
 
     def __init__(self):
         self.channel = None
         self.resynchronisation = state.Resynchronisation()
-        self.started = False
+        self.side = None  # whose pass was begun last: `inflight` or `decode`
         self.late = False
-        self.length = 0
-        self.inflight = {}  # serial: record
+        self.inflight, self.decode = queues.Inflight(), queues.Decode()
         self.passes = self.passes_marked = 0
         self.next_tick = self.next_pass_mark = 0
+
+    @property
+    def started(self):
+        return self.side is not None
 
     def before(self, scheduler):
         """Most passes end here: nothing is due, and the queue is as long as it was."""
@@ -35,37 +41,53 @@ class Watch:
         queue = scheduler.disagg_prefill_inflight_queue
         now = time.monotonic_ns()
         if now >= self.next_tick:
-            self.tick(scheduler, queue, now)
-        elif len(queue) != self.length:
-            self.compare(queue, now)
+            self.tick(scheduler, self.inflight, now)
+        elif len(queue) != self.inflight.length:
+            self.inflight.take(queue, now)
         return scheduler
 
     def after(self, scheduler, _result):
         if scheduler is None:
             return  # `before` failed
         queue = scheduler.disagg_prefill_inflight_queue
-        if len(queue) != self.length:
-            self.compare(queue, time.monotonic_ns())
+        if len(queue) != self.inflight.length:
+            self.inflight.take(queue, time.monotonic_ns())
 
-    def tick(self, scheduler, queue, now):
+    def before_decode(self, scheduler):
+        self.passes += 1
+        now = time.monotonic_ns()
+        if now >= self.next_tick:
+            self.tick(scheduler, self.decode, now)
+        elif self.decode.differ(scheduler):
+            self.decode.compare(scheduler, now)
+        return scheduler
+
+    def after_decode(self, scheduler, _result):
+        if scheduler is not None and self.decode.differ(scheduler):
+            self.decode.compare(scheduler, time.monotonic_ns())
+
+    def tick(self, scheduler, side, now):
         self.next_tick = now + TICK  # first: what fails below fails a few times a second, not each pass
-        if not self.started:
-            self.start(scheduler)
+        if self.side is not side:
+            self.start(scheduler, side)
         senders.settle()
-        self.compare(queue, now)
+        side.compare(scheduler, now)
         if now >= self.next_pass_mark:
             self.next_pass_mark = now + PASS_EVERY
             passes, self.passes_marked = self.passes - self.passes_marked, self.passes
-            marks.mark(marks.PASS, 0, min(len(queue), 0xFFFFFFFF) | min(passes, 0xFFFFFFFF) << 32, 0)
+            side.mark_pass(min(passes, 0xFFFFFFFF))
         if self.channel is not None:
             self.channel.serve(now, self.verbs(scheduler))
         self.resynchronisation.step()
         if self.resynchronisation.running:
             self.next_tick = 0  # its next share, and a look at the socket, in the next pass
 
-    def start(self, scheduler):
-        """The first pass: this process is a prefill scheduler. Only now is there anything for an agent to find."""
-        self.started = True
+    def start(self, scheduler, side):
+        """The first pass, or the first in another role: this process is a scheduler of that role. Only now is there anything
+        for an agent to find."""
+        if self.side is not None:
+            self.side.empty()
+        self.side = side
         marks.load()
         self.late = late(scheduler)
         if self.late:
@@ -73,27 +95,11 @@ class Watch:
             find_workers(description.manager_of(scheduler))
         for cls in type(scheduler).__mro__:
             wrap_pause(cls)
-        hello = {name: value for name, value in description.hello(scheduler, 0, self.late).items() if value is not None}
-        self.channel = control.Channel.open(hello)
+        hello = description.hello(scheduler, 0, self.late, side.role)
+        hello = {name: value for name, value in hello.items() if value is not None}
+        if self.channel is None:
+            self.channel = control.Channel.open(hello)
         marks.mark_detail(marks.HELLO, 0, 0, 0, marks.record(hello))
-
-    def compare(self, queue, now):
-        """Marks who entered and who left since the last comparison."""
-        inflight = {}
-        for req in queue:
-            record = senders.of(req.disagg_kv_sender)
-            inflight[record.serial] = record
-            if record.serial not in self.inflight:
-                record.entered, record.rid = now, str(req.rid)
-                marks.mark_detail(marks.ENTER, record.room, len(queue), record.serial, marks.text(record.rid))
-        for serial, record in self.inflight.items():
-            if serial not in inflight:
-                record.entered = 0
-                reason = left(record.phase)
-                record.ended = record.ended or reason != LEFT_NOT_TERMINAL
-                marks.mark(marks.LEAVE, record.room, reason, serial)
-        self.inflight = inflight
-        self.length = len(queue)
 
     def verbs(self, scheduler):
         return {
@@ -103,13 +109,9 @@ class Watch:
         }
 
     def resynchronise(self, scheduler, epoch):
-        marks.mark_detail(marks.HELLO, 0, epoch, 0, marks.record(description.hello(scheduler, epoch, self.late)))
+        hello = description.hello(scheduler, epoch, self.late, self.side.role)
+        marks.mark_detail(marks.HELLO, 0, epoch, 0, marks.record(hello))
         return {"entries": self.resynchronisation.begin(epoch)}
-
-
-def left(phase):
-    """Why a request left, from what its sender's `poll` returned last."""
-    return {marks.SUCCESS: LEFT_SUCCESS, marks.FAILED: LEFT_FAILED}.get(phase, LEFT_NOT_TERMINAL)
 
 
 def late(scheduler):
@@ -119,10 +121,9 @@ def late(scheduler):
 
 
 def adopt(scheduler):
-    """Gives a record to each sender that was there before the hook, wherever the scheduler keeps its request: a room
-    shared with an unknown sender must not look unshared."""
-    for req in description.requests_of(scheduler):
-        sender = getattr(req, "disagg_kv_sender", None)
+    """Gives a record to each sender and receiver that was there before the hook, wherever the scheduler keeps its request: a
+    room shared with an unknown sender must not look unshared."""
+    for sender in description.senders_of(scheduler):
         if sender is not None and hasattr(type(sender), senders.ATTRIBUTE):
             senders.of(sender)
 
@@ -141,8 +142,14 @@ _watch = Watch()
 
 
 def wrap_pass(cls):
-    """Wraps the queue's pass in a class that defines it."""
-    wrappers.wrap_in(cls, PASS, lambda original: signature.wrap(original, _watch.before, _watch.after, (wrappers.SELF,)))
+    """Wraps the passes of a class that defines them."""
+    sides = {
+        PASS: (_watch.before, _watch.after),
+        DECODE_PASS: (_watch.before_decode, _watch.after_decode),
+        PIPELINED_DECODE_PASS: (_watch.before_decode, _watch.after_decode),
+    }
+    for name, (before, after) in sides.items():
+        wrappers.wrap_in(cls, name, lambda original, b=before, a=after: signature.wrap(original, b, a, (wrappers.SELF,)))
 
 
 def wrap_pause(cls):

@@ -1,4 +1,5 @@
-"""Each sender's serial number and what is known of it, kept on the sender itself; and who is live in a room.
+"""Each sender's serial number and what is known of it, kept on the sender itself; and who is live in a room. A decode's
+receivers are senders here, with serials of the same count.
 
 A serial is given once and never again: rooms are reused and shared, and CPython gives a new sender the address of a freed
 one. The registry holds records, a record holds a weak reference: nothing here keeps a sender alive.
@@ -25,6 +26,7 @@ class Record:
     __slots__ = (
         "serial", "room", "backend", "reference", "phase", "phase_since", "created", "entered", "sent_chunks",
         "sent_pages", "sent_last", "aborted", "dropped", "shared_with", "cleared_by", "rid", "ended", "remedied",
+        "receiver", "queue",
     )  # fmt: skip
 
     def __init__(self, serial, sender, room, created):
@@ -42,6 +44,8 @@ class Record:
         self.rid = None
         self.ended = False
         self.remedied = False
+        self.receiver = hasattr(sender, "send_metadata")
+        self.queue = 0  # of a decode scheduler, by its number in `queues`; 0: in none
 
     def __reduce__(self):
         return type(None), ()  # a sender that is pickled or deep-copied goes without its record
@@ -83,7 +87,7 @@ def of(sender, room=None, created=0):
         record.shared_with, other.shared_with = other.serial, record.serial
     _alive[record.serial] = record
     _rooms.setdefault(room, {})[record.serial] = record
-    marks.mark(marks.OPEN, room, record.backend, record.serial)
+    marks.mark(marks.OPEN, room, record.backend | (marks.RECEIVER if record.receiver else 0), record.serial)
     return record
 
 
@@ -120,8 +124,8 @@ def rooms_from_before():
 
 
 def any_yet():
-    """Whether this process has had a sender: until then, and in every process but a prefill scheduler, nothing is
-    marked."""
+    """Whether this process has had a sender or receiver: until then, and in every process but a scheduler of one of the two
+    roles, nothing is marked."""
     return bool(_alive)
 
 
@@ -129,9 +133,17 @@ def _gone(reference):
     """Runs when a sender object dies, in whatever thread that happens."""
     try:
         _departed.append(reference.serial)
-        marks.mark(marks.CLOSE, reference.room, 0, reference.serial)
+        record = _alive.get(reference.serial)
+        if record is None or not record.queue:  # a receiver dies in the pass that takes it out: its `leave` comes first
+            marks.mark(marks.CLOSE, reference.room, 0, reference.serial)
     except Exception as error:
-        process.fault("close", error)
+        if process is not None:  # at the interpreter's end it may be gone, as may be what was missing
+            process.fault("close", error)
+
+
+def mark_gone(record):
+    """Marks that a receiver is gone that was in a queue when it died."""
+    marks.mark(marks.CLOSE, record.room, 0, record.serial)
 
 
 def settle():

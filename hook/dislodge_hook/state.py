@@ -64,6 +64,8 @@ def entry(record, packed):
         "rid": "",
         "rid_truncated": False,
     }
+    if record.receiver:
+        values = {"queue": record.queue, "receiver": True, **values}
     if record.rid is None:
         values["rid"] = None  # never seen in the queue
     else:

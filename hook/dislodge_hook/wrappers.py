@@ -1,4 +1,4 @@
-"""The wrapped methods of senders and managers: each call becomes a mark, and no call becomes anything else.
+"""The wrapped methods of senders, receivers and managers: each call becomes a mark, and no call becomes anything else.
 
 Where an override calls `super()`, both methods are wrapped and the outermost call marks.
 """
@@ -165,6 +165,35 @@ def wrap_sender(cls):
     wrap_in(cls, "__init__", observer(before_init, None, (SELF, ROOM)))
     wrap_in(cls, "abort", observer(before_abort, None, (SELF,)))
     wrap_in(cls, "send", observer(before_send, after_send, (SELF, KV_INDICES)))
+    wrap_in(cls, "clear", observer(before_clear, after_clear, (SELF,)))
+    wrap_in(cls, "failure_exception", observer(before_failure, None, (SELF,)))
+    if senders.ATTRIBUTE not in cls.__dict__:
+        setattr(cls, senders.ATTRIBUTE, None)
+    wrap_in(cls, "poll", poll_wrapper)
+
+
+def before_send_metadata(receiver, pages):
+    return senders.of(receiver), pages
+
+
+def after_send_metadata(note, _result):
+    """The prefill has been told where to write: the receiver's one `send`."""
+    if note is None:
+        return
+    record, pages = note
+    pages = len(pages) if hasattr(pages, "__len__") else 0
+    record.sent_chunks += 1
+    record.sent_pages += pages
+    record.sent_last = True
+    marks.mark(marks.SEND, record.room, min(pages, 0xFFFFFFFF) | 1 << 32, record.serial)
+
+
+def wrap_receiver(cls):
+    """The same for a class of a receiver's MRO. Its `poll` ends where its `abort` was called, on each backend and release from
+    0.5.10 to 0.5.23: both know `conclude_state`."""
+    wrap_in(cls, "__init__", observer(before_init, None, (SELF, ROOM)))
+    wrap_in(cls, "abort", observer(before_abort, None, (SELF,)))
+    wrap_in(cls, "send_metadata", observer(before_send_metadata, after_send_metadata, (SELF, KV_INDICES)))
     wrap_in(cls, "clear", observer(before_clear, after_clear, (SELF,)))
     wrap_in(cls, "failure_exception", observer(before_failure, None, (SELF,)))
     if senders.ATTRIBUTE not in cls.__dict__:

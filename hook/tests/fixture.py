@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 import unittest
+from types import SimpleNamespace
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 HOOK = os.path.dirname(HERE)
@@ -18,12 +19,13 @@ from dislodge_hook import chunks, control, importing, marks, process, scheduler,
 
 importing.watch()
 
-from sglang.srt.disaggregation.fake.conn import FakeKVSender  # noqa: E402
-from sglang.srt.disaggregation.nixl.conn import NixlKVManager, NixlKVSender  # noqa: E402
+from sglang.srt.disaggregation.decode import DecodeRequest  # noqa: E402
+from sglang.srt.disaggregation.fake.conn import FakeKVReceiver, FakeKVSender  # noqa: E402
+from sglang.srt.disaggregation.nixl.conn import NixlKVManager, NixlKVReceiver, NixlKVSender  # noqa: E402
 from sglang.srt.managers.scheduler import Scheduler  # noqa: E402
 
 KINDS = {value: name for name, value in vars(marks).items() if name.isupper() and type(value) is int and name not in (
-    "FAILED", "BOOTSTRAPPING", "WAITING_FOR_INPUT", "TRANSFERRING", "SUCCESS", "NONE", "DETAIL_BYTES", "RID_BYTES")}  # fmt: skip
+    "FAILED", "BOOTSTRAPPING", "WAITING_FOR_INPUT", "TRANSFERRING", "SUCCESS", "NONE", "RECEIVER", "DETAIL_BYTES", "RID_BYTES")}  # fmt: skip
 
 FAR = 2**63
 
@@ -49,7 +51,11 @@ class Server(unittest.TestCase):
         scheduler._watch.__init__()
         self.manager = NixlKVManager(**self.manager_sizes)
         self.scheduler = Scheduler(self.manager)
+        self.prepare()
         self.run_pass()
+
+    def prepare(self):
+        """What the scheduler is made into before its first pass."""
 
     def tearDown(self):
         self.assertEqual(process.errors, {})
@@ -90,6 +96,25 @@ class Server(unittest.TestCase):
         record = senders.known(req.disagg_kv_sender)
         return {"serial": record.serial, "rid": req.rid, "room": str(record.room), "phase": record.phase,
                 "reason": "because", **changes}  # fmt: skip
+
+
+class DecodeServer(Server):
+    """The same of a decode server."""
+
+    def prepare(self):
+        self.scheduler.become_decode(self.manager)
+
+    def run_pass(self, tick=True):
+        if tick:
+            scheduler._watch.next_tick = 0
+        return self.scheduler.process_decode_queue()
+
+    def receive(self, room, cls=NixlKVReceiver, rid=None):
+        """A request in the prealloc queue, as `DecodePreallocQueue.add` makes it. Its receiver's serial."""
+        receiver = cls(self.manager, "addr", room)
+        entry = DecodeRequest(SimpleNamespace(rid=rid or f"rid-{room}", error=None), receiver)
+        self.scheduler.disagg_decode_prealloc_queue.queue.append(entry)
+        return entry, senders.known(receiver).serial
 
 
 @contextlib.contextmanager

@@ -136,7 +136,7 @@ class Mooncake(Engine):
             return "0.3.13" if name == "mooncake-transfer-engine-non-cuda" else None
 
         with mock.patch.object(backend, "distribution", version):
-            hello = description.hello(self.scheduler, 0, False)
+            hello = description.hello(self.scheduler, 0, False, "prefill")
         self.assertEqual(hello["engine"], "mooncake-transfer-engine-non-cuda 0.3.13")
         self.assertEqual((hello["backend"], hello["flag"], hello["counts"]), ("mooncake", "conclude_state", "queues"))
 
@@ -185,7 +185,7 @@ class Mori(Engine):
         self.assertEqual(self.settled(330), (0, 0, True))
         steps = [mark[0] for mark in self.kinds("CHUNK_QUEUED", "WORK_BEGIN", "WORK_END")]
         self.assertEqual(steps, ["CHUNK_QUEUED", "WORK_BEGIN", "WORK_END"])
-        self.assertEqual(description.hello(self.scheduler, 0, False)["counts"], "queues")
+        self.assertEqual(description.hello(self.scheduler, 0, False, "prefill")["counts"], "queues")
         del sender
 
     def test_it_is_not_failed(self):

@@ -154,6 +154,16 @@ class Commands:
             self.scheduler.park(req)
         return {"rids": [req.rid for req in reqs]}
 
+    def do_admit(self, count="1"):
+        """Requests whose decode is told of them, and no more."""
+        return {"rids": [self.admit().rid for _ in range(int(count))]}
+
+    def do_send(self, rid):
+        """A parked request's pages are sent after all."""
+        req = next(req for req in self.scheduler.disagg_prefill_inflight_queue if req.rid == rid)
+        self.scheduler.send_last_chunk(req, req.pages())
+        return {"rid": rid}
+
     def do_unpark(self, rid):
         req = next(req for req in self.scheduler.disagg_prefill_inflight_queue if req.rid == rid)
         self.decode.stop()
@@ -251,6 +261,27 @@ class Commands:
         self.decode.kill()
         self.memory.written_from.clear()
         return {"decode": pid}
+
+    def do_decode(self):
+        self.decode.start()
+        return {"decode": self.decode.pid}
+
+    def do_decode_queues(self):
+        self.decode.queues = None
+        self.decode.tell("queues")
+        yield from until(lambda: self.decode.queues, "the decode's answer")
+        return self.decode.queues
+
+    def do_decode_slots(self, count):
+        self.decode.start()
+        self.decode.tell(f"slots {int(count)}")
+        return {"slots": int(count)}
+
+    def do_stranger(self):
+        self.next_room += 1
+        self.decode.start()
+        self.decode.tell(f"stranger {self.next_room}")
+        return {"room": str(self.next_room)}
 
     def do_decode_abort(self, rid):
         self.peers[rid].tell(f"abort {self.rooms[rid]}")

@@ -12,18 +12,22 @@ from pathlib import Path
 class DecodePeer:
     """Started when it is first asked for something, and again after it was killed."""
 
-    def __init__(self, folder: Path, bootstrap_port: int, backend: str):
-        program = Path(__file__).with_name("decode.py")
+    def __init__(self, folder: Path, bootstrap_port: int, backend: str, program="decode.py"):
+        program = Path(__file__).with_name(program)
         self.command = [sys.executable, str(program), str(folder), str(bootstrap_port), backend]
         self.process, self.stopped, self.results, self.looks = None, False, {}, {}
+        self.queues = None
 
     def expect(self, room: int, pages: int, *words: str):
         """Called on the scheduler's thread: the child dies with the thread that started it."""
+        self.start()
+        self.tell(" ".join([str(room), str(pages), *words]))
+
+    def start(self):
         if self.process is None or self.process.poll() is not None:
             self.process = subprocess.Popen(self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
                                             env=os.environ | {"SERVER_PID": str(os.getpid())})
             threading.Thread(target=self._read, args=(self.process.stdout,), daemon=True).start()
-        self.tell(" ".join([str(room), str(pages), *words]))
 
     def tell(self, line: str):
         self.process.stdin.write(line + "\n")
@@ -33,6 +37,9 @@ class DecodePeer:
         for line in stdout:
             if line.startswith("{"):
                 result = json.loads(line)
+                if "queues" in result:
+                    self.queues = result["queues"]
+                    continue
                 answers = self.looks if "pages" in result else self.results
                 answers[result["room"]] = result
 

@@ -24,7 +24,7 @@ def load(folder: Path, bootstrap_port: int, release_kv_cache, backend: str) -> S
         disaggregation_mode="prefill", dist_init_addr=None, nnodes=1, tp_size=1, pp_size=1, dp_size=1, attn_cp_size=1,
         dcp_size=1, enable_dp_attention=False, kv_cache_dtype="auto", load_balance_method="follow_bootstrap_room",
         chunked_prefill_size=8192, page_size=1, enable_hisparse=False, enable_trace=False,
-        enable_pd_role_switch=False)
+        enable_pd_role_switch=False, **stand_ins.DECODE_OPTIONS)
     parallel = one_rank()
     backends.before_torch(backend)
     stand_ins.install(folder, parallel, server_args, release_kv_cache)

@@ -1,6 +1,7 @@
 """A prefill server and its decode peer, made from one SGLang release's own code and a real engine, on a machine without a GPU.
 
-    server.py RELEASE_DIR [--backend nixl|mooncake|mori|ascend] [--control SOCKET] [--queues N] [--tp N] [--pp N] [--cp N]
+    server.py RELEASE_DIR [--backend nixl|mooncake|mori|ascend] [--control SOCKET] [--queues N] [--decode-server]
+              [--tp N] [--pp N] [--cp N]
 
 RELEASE_DIR is a folder that `prepare.py` made, and this runs on the Python that it made. Real: the plugin loader, the
 scheduler's inflight-queue method, its metrics collector on prometheus_client, the backend's manager, sender, receiver and bootstrap server, NIXL (UCX over TCP) or
@@ -21,6 +22,8 @@ to nothing, like the first.
          [unsent|later]  is sent; or only enters it; or stays bootstrapped until end_first, which pins it as dup does
     end_first            continue the decode, wait for the end of dup_inflight's first request
     park [N [large]]     requests in the inflight queue for which nothing is sent
+    send RID             a parked request's pages are sent after all
+    admit [N]            requests in the bootstrap queue whose decode is told of them, and no more
     unpark RID           a parked request's pages are sent after all, to a decode that is stopped (SIGSTOP) by then
     stop [N]             N large requests are bootstrapped, the decode is stopped (SIGSTOP), then they are sent
     blocked [N [beside]] as stop 1, and N more requests whose chunks wait in the same transfer queue; beside: another one is
@@ -36,6 +39,10 @@ to nothing, like the first.
     warmup_pinned        the same with an empty last chunk: pinned until 0.5.20
     cont | kill          continue or kill the decode; the next command that needs one starts another
     abort RID            what the scheduler's abort_request does (prefix match)
+    decode               starts the decode, if it does not run; its pid
+    decode_queues        with --decode-server: rids of the decode in its prealloc and in its transfer queue
+    decode_slots N       with --decode-server: that many requests find memory there
+    stranger             with --decode-server: a request of the decode to a prefill that nobody is
     decode_abort RID     the decode gives the request up, and from 0.5.13 on says so
     pause | resume       pause_generation in place, continue_generation: no pass in between
     slow MS              sleep that long in each pass
@@ -78,6 +85,7 @@ def parse_options():
     parser.add_argument("--backend", choices=backends.NAMES, default="nixl", help="transfer backend (default: nixl)")
     parser.add_argument("--control", help="Unix socket to take commands from, instead of stdin")
     parser.add_argument("--queues", type=int, help="transfer queues (SGLang's default is 4)")
+    parser.add_argument("--decode-server", action="store_true", help="the decode has a scheduler's queues (decode_server.py)")
     for group in ("tp", "pp", "cp"):
         parser.add_argument(f"--{group}", type=int, default=1, help=f"claim a {group.upper()} group of this size")
     return parser.parse_args()
@@ -109,7 +117,8 @@ def run_scheduler_process(options, answers):
     start_bootstrap_server(bootstrap_port, options.backend)
     scheduler = Scheduler(loaded, bootstrap_port, memory)
     scheduler.claim_sizes(options.tp, options.pp, options.cp)
-    peers = [DecodePeer(folder, bootstrap_port, options.backend) for _ in range(2)]
+    program = "decode_server.py" if options.decode_server else "decode.py"
+    peers = [DecodePeer(folder, bootstrap_port, options.backend, program) for _ in range(2)]
     print(json.dumps({"ready": os.getpid(), "metrics": scheduler.metrics_collector.port}), file=answers, flush=True)
     take_commands(scheduler, options.control, answers)
     try:

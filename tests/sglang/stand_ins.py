@@ -29,12 +29,25 @@ UNUSED = """
     sglang.srt.debug_utils.cuda_coredump
 """.split()
 
+# The same of a decode's side.
+DECODE_UNUSED = """
+    sglang.utils sglang.srt.configs.mamba_utils sglang.srt.managers.utils sglang.srt.managers.schedule_policy
+    sglang.srt.managers.scheduler_components.pool_stats_observer sglang.srt.mem_cache.allocation
+    sglang.srt.mem_cache.allocation_sizing sglang.srt.mem_cache.allocator.swa sglang.srt.mem_cache.hicache_storage
+    sglang.srt.mem_cache.kv_cache_builder sglang.srt.mem_cache.unified_cache.component_type
+    sglang.srt.utils.torch_memory_saver_adapter
+""".split()
 
 MOONCAKE_ENGINE = "sglang.srt.distributed.device_communicators.mooncake_transfer_engine"  # the release's own
 
 
+# A decode's options, as they are unless set.
+DECODE_OPTIONS = dict(disaggregation_decode_enable_offload_kvcache=False, disaggregation_decode_enable_radix_cache=False,
+                      disaggregation_decode_polling_interval=1, disaggregation_decode_host_receive_threshold=1)
+
+
 class Anything:
-    """Can be called, subscripted and asked for any attribute; all of them give another one."""
+    """Can be called, subscripted, made a base of a class and asked for any attribute; all of them give another one."""
 
     def __init__(self, *_, **__):
         pass
@@ -47,6 +60,9 @@ class Anything:
 
     def __class_getitem__(cls, _):
         return cls
+
+    def __mro_entries__(self, _):
+        return ()
 
 
 def module(name, **attributes):
@@ -144,7 +160,7 @@ def install_parallel_state(parallel):
 
 
 def install_runtime_context(parallel, server_args):
-    disagg = SimpleNamespace(disaggregation_bootstrap_port=server_args.disaggregation_bootstrap_port,
+    disagg = SimpleNamespace(**DECODE_OPTIONS, disaggregation_bootstrap_port=server_args.disaggregation_bootstrap_port,
                              disaggregation_decode_allocation_policy="early",
                              disaggregation_transfer_backend=server_args.disaggregation_transfer_backend)
     off = SimpleNamespace(enable_unified_memory=False, speculative_algorithm=None, speculative_num_draft_tokens=0)
@@ -182,3 +198,14 @@ def install_scheduler_side(release, release_kv_cache):
     batch = "sglang.srt.managers.schedule_batch"
     reasons = source.classes(source.file_of(release, batch), batch, "BaseFinishReason", "FINISH_LENGTH", "FINISH_ABORT")
     blank(batch, **reasons)
+
+
+def install_decode_side():
+    """What `disaggregation/decode.py` imports beyond that."""
+    for name in ("sglang.srt.mem_cache.allocator", "sglang.srt.mem_cache.unified_cache", "sglang.srt.managers.scheduler_components"):
+        if name not in sys.modules:
+            blank(name).__path__ = []
+    for name in DECODE_UNUSED:
+        if name not in sys.modules:
+            blank(name)
+    sys.modules["sglang.srt.utils.common"].async_h2d = lambda *_, **__: Anything()

@@ -5,7 +5,7 @@ use std::{fmt, time::Duration};
 use serde::Serialize;
 
 use super::{
-    other_end,
+    decode, other_end,
     quiescence::{is_proved_by_transfers, is_watched},
     ranks::diverges,
     stalled::stalled_since,
@@ -18,7 +18,7 @@ use crate::{
         native::{Engine, NIXL_REMOTE_DISCONNECT},
     },
     request::{
-        NativeState,
+        NativeState, Side,
         tracker::Tracked,
         transfer::SubjectTransfers,
         transfers::{Transfers, Work},
@@ -28,7 +28,7 @@ use crate::{
 /// Why a request is stuck, in the field's words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 pub enum Cause {
-    /// Two requests share one room, and the other one ended it.
+    /// Two requests share one room, and the other one ended it. On a decode the server's waiting time-out ends that.
     RoomCollision,
     /// `update_status(Failed)` came after the room had been cleared, and did nothing.
     UpdateDropped,
@@ -36,7 +36,7 @@ pub enum Cause {
     AbortIgnored,
     /// In the inflight queue, but nothing was ever sent.
     Parked,
-    /// The decode side never registered.
+    /// The other side never registered: on a decode, the prefill is not known, or has not said that it has the room.
     NeverBootstrapped,
     /// The engine, or the device, said that a transfer failed, and `poll()` does not say so.
     CompletionError,
@@ -49,7 +49,7 @@ pub enum Cause {
     /// The transfer worker that this room's chunks wait for has held another room's chunk for some time without getting on, and
     /// they have waited as long.
     WorkerBlocked,
-    /// This room's chunks wait for a worker that gets on, or have not waited for long.
+    /// This room's chunks wait for a worker that gets on, or have not waited for long; on a decode, it waits for memory or a slot.
     CapacityStall,
     /// Every transfer is done, or the other end of the room says so, and `poll()` does not say so.
     CompletionLost,
@@ -187,6 +187,9 @@ pub fn cause(tracked: &Tracked<'_>, now: Monotonic) -> Cause {
     }
     if request.phase.is_some_and(Phase::is_terminal) {
         return Cause::Unknown;
+    }
+    if request.side() == Side::Decode {
+        return decode::cause(tracked, now);
     }
     // A fake sender has no room in `request_status`, and nothing of what follows is true of it.
     if request.backend == Backend::Fake {

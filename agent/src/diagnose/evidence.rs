@@ -7,9 +7,8 @@ use serde::Serialize;
 use super::{
     Cause, GaugeFact,
     cause::{MOVES_WITHIN, work_ahead},
-    gauge_evidence,
-    names::{ucs_status_name, wc_status_name},
-    other_end,
+    codes::{ucs_status_name, wc_status_name},
+    decode, gauge_evidence, other_end,
     quiescence::{SETTLES_WITHIN, is_watched},
     ranks::diverges,
     stalled::stalled_since,
@@ -21,8 +20,8 @@ use crate::{
         native::{Engine, failure_name},
     },
     request::{
-        DeviceError, Resurrected, Sync,
-        ends::{Conclusion, EndState, RoomEnd},
+        DeviceError, Queue, Resurrected, Sync,
+        ends::{Conclusion, EndState, RoomEnd, Side},
         tracker::Tracked,
         transfer::Looked,
     },
@@ -111,6 +110,12 @@ pub enum Fact {
     OtherEndNotSeen,
     PeerEnded { pid: u32 },
     ServerGauge(GaugeFact),
+    EnteredDecodeQueue { queue: Queue },
+    PrefillNotKnown,
+    WaitsForMemory,
+    PrefillTold { pages: u64 },
+    WaitsForPrefill,
+    NotCommitted,
 }
 
 impl Fact {
@@ -206,6 +211,16 @@ impl fmt::Display for Fact {
             Self::PeerEnded { pid } => {
                 write!(f, "pid {pid} has ended, the only process that this server was seen to write to")
             }
+            Self::EnteredDecodeQueue { queue } => write!(f, "entered the {} queue", queue.name()),
+            Self::PrefillNotKnown => f.write_str(
+                "the prefill is not known here yet; or, where decode allocates late, it has not said that it is done",
+            ),
+            Self::WaitsForMemory => f.write_str("waits for a slot or KV memory of this decode, its prefill is known"),
+            Self::PrefillTold { pages } => write!(f, "the prefill was told where to write its {pages} pages"),
+            Self::WaitsForPrefill => f.write_str("waits for the prefill to write them, and to say so"),
+            Self::NotCommitted => {
+                f.write_str("poll() says that it is over; its metadata, or another rank, is still waited for")
+            }
             Self::NobodyAsksForStatus => f.write_str("looked at: nobody asks the engine where the transfer stands"),
             Self::ServerGauge(fact) => fact.fmt(f),
             Self::SourcesDisagree { hook_counts, transfers } => {
@@ -271,13 +286,17 @@ pub(super) fn evidence(tracked: &Tracked<'_>, cause: Cause, now: Monotonic) -> V
     if request.backend == Backend::Fake {
         seen(request.created, Fact::FakeSender);
     }
-    if request.phase == Some(Phase::Bootstrapping) {
-        seen(request.created, Fact::NoDecodeRegistered);
-    }
-    if request.sent_chunks == 0 {
-        seen(request.waiting_since(), Fact::NothingSent);
+    if request.side() == Side::Decode {
+        decode::evidence(tracked, &mut seen);
     } else {
-        seen(request.waiting_since(), Fact::Sent { chunks: request.sent_chunks, pages: request.sent_pages });
+        if request.phase == Some(Phase::Bootstrapping) {
+            seen(request.created, Fact::NoDecodeRegistered);
+        }
+        if request.sent_chunks == 0 {
+            seen(request.waiting_since(), Fact::NothingSent);
+        } else {
+            seen(request.waiting_since(), Fact::Sent { chunks: request.sent_chunks, pages: request.sent_pages });
+        }
     }
     if let Sync::Asked { at, .. } = server.sync {
         seen(at, Fact::EventsMissing);

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::{
     event::clock::Monotonic,
-    request::{Sync, Watch, tracker::Tracked, transfer::SubjectTransfers},
+    request::{Side, Sync, Watch, tracker::Tracked, transfer::SubjectTransfers},
 };
 
 /// Whether a write of this request may still be under way.
@@ -59,6 +59,8 @@ pub enum NotKnown {
     NotSynchronised,
     /// A transfer of the room was given up, or posted in part: the device may still write.
     TransferGivenUp,
+    /// The request is a decode's: its prefill writes, and is not seen from here.
+    WrittenByPrefill,
 }
 
 impl NotKnown {
@@ -72,6 +74,7 @@ impl NotKnown {
             Self::NoTransferQueues => "no transfer queues",
             Self::NotSynchronised => "not synchronised",
             Self::TransferGivenUp => "transfer given up",
+            Self::WrittenByPrefill => "written by the prefill",
         }
     }
 }
@@ -115,6 +118,10 @@ pub(super) fn quiescence(tracked: &Tracked<'_>) -> Quiescence {
     // What is under way on a shared room belongs to the room: nobody can say whose it is.
     if room.senders.iter().any(|serial| *serial != request.serial) {
         return unknown(NotKnown::RoomShared);
+    }
+    if request.side() == Side::Decode {
+        let told = request.sent_chunks > 0;
+        return if told { unknown(NotKnown::WrittenByPrefill) } else { Quiescence::NeverPosted };
     }
     // Busy wins over every other doubt: a count above zero was seen, whatever else is missing.
     let known = transfers.of_room(request.room);

@@ -6,8 +6,10 @@ use serde::Deserialize;
 use zerocopy::FromBytes;
 
 use super::{
-    Backend, Body, ChunkCounts, ChunkStep, Entry, Event, FailureFlag, LeaveReason, Phase, Rid, Room, clock::Monotonic,
+    Backend, Body, ChunkCounts, ChunkStep, Entry, Event, FailureFlag, LeaveReason, Phase, Rid, Room,
+    clock::Monotonic,
     native::native_event,
+    receiver::{DecodeLeave, DecodeQueue, ReceiverEvent},
 };
 
 /// The status that stands for "none": never polled, or a room that is absent.
@@ -89,12 +91,9 @@ fn body(kind: Kind, header: &Header, mark: &Mark, detail: &[u8], detail_lost: bo
     Ok(match kind {
         Kind::Hello => Body::Hello(Box::new(parse(detail)?)),
         Kind::StateBegin => Body::StateBegin { epoch: value },
-        Kind::Entry => {
-            let entry = Box::new(parse::<WireEntry>(detail)?.into_entry()?);
-            Body::Entry { room, sender, epoch: value, entry }
-        }
+        Kind::Entry => entry(room, sender, value, parse(detail)?)?,
         Kind::StateEnd => Body::StateEnd { epoch: value, entries: parse::<WireStateEnd>(detail)?.entries },
-        Kind::Open => Body::Open { room, sender, backend: Backend::from_number(value) },
+        Kind::Open => open(room, sender, value),
         Kind::Close => Body::Close { room, sender },
         Kind::Phase => Body::Phase { room, sender, old: status(value)?, new: status(value >> 8)? },
         Kind::Abort => Body::Abort { room, sender, room_present: value != 0 },
@@ -104,18 +103,55 @@ fn body(kind: Kind, header: &Header, mark: &Mark, detail: &[u8], detail_lost: bo
         Kind::Send => Body::Send { room, sender, pages: low, last: high & 1 != 0 },
         Kind::Clear => Body::Clear { room, sender, removed: value != 0 },
         Kind::Failure => Body::Failure { room, sender },
+        Kind::Enter if high != 0 => {
+            let queue = decode_queue(high.into())?;
+            Body::Receiver(ReceiverEvent::Enter { room, sender, queue, rid: rid(detail, detail_lost)? })
+        }
         Kind::Enter => Body::Enter { room, sender, rid: rid(detail, detail_lost)?, queue_length: value },
+        Kind::Leave if value > 0xff => {
+            let reason = DecodeLeave::from_number(value & 0xff).ok_or(DecodeError::BadValue)?;
+            Body::Receiver(ReceiverEvent::Leave { room, sender, queue: decode_queue(value >> 8)?, reason })
+        }
         Kind::Leave => Body::Leave { room, sender, reason: leave_reason(value)? },
         Kind::PeerAbort => Body::PeerAbort { room, room_present: value != 0 },
         Kind::ChunkQueued => chunk(room, ChunkStep::Queued, mark),
         Kind::WorkBegin => chunk(room, ChunkStep::Begun, mark),
         Kind::WorkEnd => chunk(room, ChunkStep::Ended, mark),
+        Kind::Pass if sender != 0 => {
+            let transfer = u32::try_from(sender - 1).map_err(|_| DecodeError::BadValue)?;
+            Body::Receiver(ReceiverEvent::Pass { prealloc: low, transfer, passes: high })
+        }
         Kind::Pass => Body::Pass { queue_length: low, passes: high },
         Kind::Paused => Body::Paused,
         Kind::Resumed => Body::Resumed,
         Kind::Remedy => Body::Remedy { room, sender, flag: FailureFlag::from_number(value) },
         _ => return Err(DecodeError::UnknownKind),
     })
+}
+
+/// Set in the value of `open` by a receiver.
+const RECEIVER: u64 = 1 << 8;
+
+fn open(room: Room, sender: u64, value: u64) -> Body {
+    let backend = Backend::from_number(value & !RECEIVER);
+    if value & RECEIVER == 0 {
+        return Body::Open { room, sender, backend };
+    }
+    Body::Receiver(ReceiverEvent::Open { room, sender, backend })
+}
+
+fn entry(room: Room, sender: u64, epoch: u64, entry: WireEntry) -> Result<Body, DecodeError> {
+    let (receiver, queue) = (entry.receiver, entry.queue);
+    let entry = Box::new(entry.into_entry()?);
+    if !receiver {
+        return Ok(Body::Entry { room, sender, epoch, entry });
+    }
+    let queue = if queue == 0 { None } else { Some(decode_queue(queue)?) };
+    Ok(Body::Receiver(ReceiverEvent::Entry { room, sender, epoch, queue, entry }))
+}
+
+fn decode_queue(number: u64) -> Result<DecodeQueue, DecodeError> {
+    DecodeQueue::from_number(number).ok_or(DecodeError::BadValue)
 }
 
 fn status(value: u64) -> Result<Option<Phase>, DecodeError> {
@@ -171,6 +207,8 @@ struct WireEntry {
     chunks: u64,
     rid: Option<String>,
     rid_truncated: bool,
+    receiver: bool,
+    queue: u64,
 }
 
 impl Default for WireEntry {
@@ -191,6 +229,8 @@ impl Default for WireEntry {
             chunks: 0,
             rid: None,
             rid_truncated: false,
+            receiver: false,
+            queue: 0,
         }
     }
 }
@@ -293,6 +333,38 @@ mod tests {
         assert_eq!(epoch, 6);
         assert_eq!((entry.phase, entry.entered), (Some(Phase::WaitingForInput), None));
         assert_eq!((entry.chunks.queued, entry.chunks.abandoned), (1, true));
+    }
+
+    #[test]
+    fn marks_of_a_decode_are_told_from_a_prefills() {
+        let (room, sender) = (Room::Number(7), 3);
+        let says = |kind: u16, mark: Mark, detail: &[u8]| match decode(&bytes(kind, 0, mark, detail)).unwrap().body {
+            Body::Receiver(event) => event,
+            other => panic!("{other:?}"),
+        };
+        let opened = ReceiverEvent::Open { room, sender, backend: Backend::Mooncake };
+        assert_eq!(says(10, mark(7, 3 | 1 << 8, 3), b""), opened);
+        let rid = Some(Rid { text: "r".into(), truncated: false });
+        let entered = ReceiverEvent::Enter { room, sender, queue: DecodeQueue::Transfer, rid };
+        assert_eq!(says(18, mark(7, 9 | 2 << 32, 3), b"r"), entered);
+        let left = |reason| ReceiverEvent::Leave { room, sender, queue: DecodeQueue::Prealloc, reason };
+        assert_eq!(says(19, mark(7, 4 | 1 << 8, 3), b""), left(DecodeLeave::Preallocated));
+        assert_eq!(says(19, mark(7, 2 | 1 << 8, 3), b""), left(DecodeLeave::Failed));
+        let passed = ReceiverEvent::Pass { prealloc: 5, transfer: 0, passes: 40 };
+        assert_eq!(says(24, mark(0, 5 | 40 << 32, 1), b""), passed, "an empty transfer queue");
+        let detail = br#"{"queue":1,"receiver":true,"backend":1,"entered":5}"#;
+        let ReceiverEvent::Entry { queue, entry, epoch: 6, .. } = says(3, mark(7, 6, 3), detail) else { panic!() };
+        assert_eq!((queue, entry.entered), (Some(DecodeQueue::Prealloc), Some(Monotonic(5))));
+    }
+
+    #[test]
+    fn queues_and_reasons_that_a_decode_does_not_have_are_refused() {
+        for (kind, value, sender) in [(18, 3 << 32, 1), (19, 1 | 3 << 8, 1), (19, 5 | 1 << 8, 1), (24, 0, u64::MAX)] {
+            let event = bytes(kind, 0, mark(7, value, sender), b"");
+            assert_eq!(decode(&event), Err(DecodeError::BadValue), "{kind} {value:x}");
+        }
+        let entry = bytes(3, 0, mark(7, 1, 1), br#"{"receiver":true,"queue":9}"#);
+        assert_eq!(decode(&entry), Err(DecodeError::BadValue));
     }
 
     #[test]

@@ -7,7 +7,7 @@ use crate::{
     diagnose::{Cause, Fact, gauge_evidence},
     event::{Phase, clock::Monotonic},
     metrics::{AlertLabel, CauseLabel, Metrics, PhaseLabel, RuleLabel, StateLabel, TargetLabel, reason},
-    request::{NativeState, transfers::Transfers},
+    request::{NativeState, Side, transfers::Transfers},
     server::status::{AlertStatus, ControlStatus, ServerStatus, Status, SubjectStatus, TransfersStatus},
     verdict::Verdict,
 };
@@ -41,9 +41,12 @@ impl Pipeline {
 
     fn publish_requests(&self, now: Monotonic) {
         let (mut inflight, mut oldest) = (0, 0.0_f64);
-        let mut phases: HashMap<&'static str, i64> = HashMap::new();
+        let mut counts: HashMap<PhaseLabel, i64> = HashMap::new();
         for tracked in self.core.tracker().requests() {
-            *phases.entry(tracked.request.phase.map_or("none", Phase::name)).or_default() += 1;
+            let request = tracked.request;
+            let (role, queue) = (request.side().name(), request.queue().name());
+            let phase = request.phase.map_or("none", Phase::name);
+            *counts.entry(PhaseLabel { role, queue, phase }).or_default() += 1;
             if let Some(entered) = tracked.request.entered {
                 inflight += 1;
                 oldest = oldest.max(now.since(entered).as_secs_f64());
@@ -51,9 +54,13 @@ impl Pipeline {
         }
         self.metrics.inflight.set(inflight);
         self.metrics.oldest_inflight.set(oldest);
-        for phase in Phase::ALL.iter().map(|phase| phase.name()).chain(["none"]) {
-            let count = phases.get(phase).copied().unwrap_or(0);
-            self.metrics.requests.get_or_create(&PhaseLabel { phase }).set(count);
+        let phases = || Phase::ALL.iter().map(|phase| phase.name()).chain(["none"]);
+        let places = Side::ALL.into_iter().flat_map(|role| role.queues().map(|queue| (role.name(), queue.name())));
+        for (role, queue) in places {
+            for label in phases().map(|phase| PhaseLabel { role, queue, phase }) {
+                let count = counts.get(&label).copied().unwrap_or(0);
+                self.metrics.requests.get_or_create(&label).set(count);
+            }
         }
     }
 

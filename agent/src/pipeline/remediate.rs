@@ -188,7 +188,7 @@ impl Pipeline {
 }
 
 /// Reasons that the contract names; a hook that says anything else must not make labels.
-const HOOK_REFUSALS: [&str; 25] = [
+const HOOK_REFUSALS: [&str; 26] = [
     "malformed",
     "expired",
     "stale_epoch",
@@ -213,6 +213,7 @@ const HOOK_REFUSALS: [&str; 25] = [
     "backend_unproved",
     "already_failed",
     "no_sender_flag",
+    "decode_side",
     "internal_error",
 ];
 

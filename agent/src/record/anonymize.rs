@@ -25,7 +25,7 @@ use crate::{
 };
 
 /// Words that say nothing about an operator: what SGLang, the engines and the hook call things.
-const PUBLIC: [&str; 27] = [
+const PUBLIC: [&str; 33] = [
     "prefill",
     "decode",
     "null",
@@ -48,6 +48,12 @@ const PUBLIC: [&str; 27] = [
     "MoriKVSender",
     "AscendKVSender",
     "CommonKVSender",
+    "NixlKVReceiver",
+    "MooncakeKVReceiver",
+    "FakeKVReceiver",
+    "MoriKVReceiver",
+    "AscendKVReceiver",
+    "CommonKVReceiver",
     "sglang",
     "python",
     "amd",

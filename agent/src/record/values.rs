@@ -10,6 +10,7 @@ use crate::{
         Room,
         clock::Monotonic,
         native::{Engine, ErrorPoint, Flush, Handle, NativeEvent, Notification, Operation, Peer, Size, TransferStatus},
+        receiver::{DecodeLeave, DecodeQueue, ReceiverEvent},
     },
     request::{
         DeviceError, RequestKey, ResyncReason,
@@ -69,8 +70,18 @@ recorded!(enum Body {
     25 Paused {},
     26 Resumed {},
     27 Remedy { room, sender, flag },
+    99 Receiver(event),
     100 Native(native),
 });
+recorded!(enum ReceiverEvent {
+    3 Entry { room, sender, epoch, queue, entry },
+    10 Open { room, sender, backend },
+    18 Enter { room, sender, queue, rid },
+    19 Leave { room, sender, queue, reason },
+    24 Pass { prealloc, transfer, passes },
+});
+recorded!(number DecodeQueue { 1 Prealloc, 2 Transfer });
+recorded!(number DecodeLeave { 1 Success, 2 Failed, 3 Removed, 4 Preallocated });
 recorded!(number Phase { 0 Failed, 1 Bootstrapping, 2 WaitingForInput, 3 Transferring, 4 Success });
 recorded!(number Backend { 0 Other, 1 Nixl, 2 Fake, 3 Mooncake, 4 Mori, 5 Ascend });
 recorded!(number FailureFlag { 1 SendFailed, 2 ConcludeState, 3 MarkingPoll });

@@ -6,7 +6,7 @@ use serde::Serialize;
 use crate::{
     diagnose::{Cause, Confidence, Diagnosis},
     event::{Backend, Room},
-    request::{Request, ServerState, Sync},
+    request::{Request, ServerState, Side, Sync},
     rule::Mode,
 };
 
@@ -56,11 +56,13 @@ pub enum Refusal {
     PipelineParallel,
     /// No test has failed a sender of this backend, or not on this release of SGLang.
     BackendUnproved,
+    /// The request is a decode's: its pages are written by the prefill, which nothing here can prove to have stopped.
+    DecodeSide,
 }
 
 impl Refusal {
     /// Every refusal.
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 22] = [
         Self::Observing,
         Self::KillSwitch,
         Self::AuditUnavailable,
@@ -82,6 +84,7 @@ impl Refusal {
         Self::ContextParallel,
         Self::PipelineParallel,
         Self::BackendUnproved,
+        Self::DecodeSide,
     ];
 
     /// Label value of metrics, and its name in the audit log.
@@ -108,6 +111,7 @@ impl Refusal {
             Self::ContextParallel => "context_parallel",
             Self::PipelineParallel => "pipeline_parallel",
             Self::BackendUnproved => "backend_unproved",
+            Self::DecodeSide => "decode_side",
         }
     }
 }
@@ -177,6 +181,7 @@ pub fn may_act(
     let curable = matches!(diagnosis.cause, Cause::RoomCollision | Cause::UpdateDropped | Cause::AbortIgnored);
     let blind = server.sync != Sync::Complete || diagnosis.confidence != Confidence::High;
 
+    refuse_unless(request.side() == Side::Prefill, Refusal::DecodeSide)?;
     refuse_unless(request.ended.is_none(), Refusal::Terminal)?;
     refuse_unless(request.is_inflight(), Refusal::NotInflight)?;
     refuse_unless(request.phase.is_some_and(|phase| !phase.is_terminal()), Refusal::Terminal)?;

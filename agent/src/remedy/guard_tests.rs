@@ -1,8 +1,8 @@
 use super::*;
 use crate::{
     diagnose::{NotKnown, Quiescence},
-    event::{Hello, Phase, Rid, clock::Monotonic},
-    request::{Ended, ResyncReason},
+    event::{Hello, Phase, Rid, clock::Monotonic, receiver::DecodeQueue},
+    request::{Ended, Receiving, ResyncReason},
 };
 
 struct Case {
@@ -81,6 +81,9 @@ const REFUSED: &[(Refusal, Spoil)] = &[
     (Refusal::OncePerRequest, |case| case.context.acted_before = true),
     (Refusal::OncePerRequest, |case| case.request.remedied = Some(Monotonic(5))),
     (Refusal::NotInflight, |case| case.request.entered = None),
+    (Refusal::DecodeSide, |case| {
+        case.request.receiving = Some(Receiving { queue: Some(DecodeQueue::Transfer), since: Monotonic(1) })
+    }),
     (Refusal::Terminal, |case| case.request.phase = Some(Phase::Failed)),
     (Refusal::Terminal, |case| case.request.phase = None),
     (Refusal::Terminal, |case| {

@@ -45,6 +45,9 @@ pub enum Side {
 }
 
 impl Side {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Prefill, Self::Decode];
+
     /// Its name.
     pub fn name(self) -> &'static str {
         match self {
@@ -55,7 +58,7 @@ impl Side {
 
     /// The side of a name.
     pub fn of_name(name: &str) -> Option<Self> {
-        [Self::Prefill, Self::Decode].into_iter().find(|side| side.name() == name)
+        Self::ALL.into_iter().find(|side| side.name() == name)
     }
 
     /// The other one.

@@ -3,8 +3,10 @@
 mod concluded;
 mod dead;
 mod gauge;
+mod inflight;
 mod native;
 mod ranks;
+mod receiving;
 mod released;
 mod resync;
 mod rooms;
@@ -24,11 +26,12 @@ use concluded::{ConcludedRooms, conclusion};
 use dead::DeadRooms;
 use ranks::LeftRooms;
 pub(super) use ranks::differences;
+use receiving::QueueLengths;
 use released::Released;
 use resync::Resync;
 
 use crate::{
-    event::{Backend, Body, Event, LeaveReason, Phase, ProcessKey, Rid, Room, clock::Monotonic},
+    event::{Body, Event, LeaveReason, Phase, ProcessKey, Room, clock::Monotonic},
     record::codec::recorded,
 };
 
@@ -54,6 +57,7 @@ pub(super) struct Process {
     dead: DeadRooms,
     transfers: Transfers,
     inflight: u32,
+    queued: QueueLengths,
     newest_serial: u64,
     passes_in_doubt: u32,
     resync: Option<Resync>,
@@ -61,7 +65,7 @@ pub(super) struct Process {
 
 recorded!(struct Process {
     key, clock_offset, state, requests, rooms, dead, transfers, inflight, newest_serial, passes_in_doubt, resync,
-    released, left, concluded,
+    released, left, concluded, queued,
 });
 
 /// What applying an event needs beside the process.
@@ -87,6 +91,7 @@ impl Process {
             dead: DeadRooms::default(),
             transfers: Transfers::new(max_transfers),
             inflight: 0,
+            queued: QueueLengths::default(),
             newest_serial: 0,
             passes_in_doubt: 0,
             resync: None,
@@ -174,9 +179,12 @@ impl Process {
         match &event.body {
             Body::Hello(hello) => self.state.hello = Some(hello.clone()),
             Body::StateBegin { epoch } => self.begin_resync(*epoch),
-            Body::Entry { room, sender, epoch, entry } => self.entry(*room, *sender, *epoch, entry, applying),
+            Body::Entry { room, sender, epoch, entry } => self.entry(*room, *sender, *epoch, entry, None, applying),
             Body::StateEnd { epoch, entries } => self.end_resync(*epoch, *entries, applying),
-            Body::Open { room, sender, backend } => self.open(*room, *sender, *backend, applying),
+            Body::Open { room, sender, backend } => {
+                self.opened(Request::opened(*sender, *room, *backend, at), applying);
+            }
+            Body::Receiver(event) => self.receiver(event, applying),
             Body::Close { sender, .. } => {
                 if self.requests.contains_key(sender) {
                     self.forget(*sender, None, applying);
@@ -219,8 +227,8 @@ impl Process {
             Body::Failure { sender, .. } => {
                 if let Some(request) = self.request(*sender, applying) {
                     request.failed = Some(at);
-                    // In the inflight queue the `leave` mark follows, with the reason.
-                    if !request.is_inflight() {
+                    // In a queue the `leave` mark follows, with the reason.
+                    if !request.is_queued() {
                         self.forget(*sender, None, applying);
                     }
                 }
@@ -281,8 +289,9 @@ impl Process {
         });
     }
 
-    fn open(&mut self, room: Room, serial: u64, backend: Backend, applying: &mut Applying<'_>) {
-        self.insert(Request::opened(serial, room, backend, applying.at), applying);
+    fn opened(&mut self, request: Request, applying: &mut Applying<'_>) {
+        let serial = request.serial;
+        self.insert(request, applying);
         if let Some(resync) = &mut self.resync {
             resync.alive.insert(serial);
         }
@@ -315,6 +324,7 @@ impl Process {
         if request.is_inflight() {
             self.inflight = self.inflight.saturating_add(1);
         }
+        self.queued.count(request.receiving);
         self.dead.forget(room);
         self.released.forget(serial);
         self.requests.insert(serial, Box::new(request));
@@ -328,6 +338,7 @@ impl Process {
         if request.is_inflight() {
             self.inflight = self.inflight.saturating_sub(1);
         }
+        self.queued.discount(request.receiving);
         if let Some(room) = self.rooms.get_mut(&request.room) {
             room.senders.retain(|other| *other != serial);
         }
@@ -363,34 +374,6 @@ impl Process {
         self.forget(serial, None, applying);
         if let Some(room) = room {
             self.concluded.forget(room);
-        }
-    }
-
-    fn enter(&mut self, serial: u64, rid: Option<&Rid>, applying: &mut Applying<'_>) {
-        let at = applying.at;
-        let Some(request) = self.request(serial, applying) else { return };
-        request.rid = rid.cloned().or(request.rid.take());
-        if request.entered.is_none() {
-            request.entered = Some(at);
-            self.inflight = self.inflight.saturating_add(1);
-            self.changed(serial, Step::Entered, applying);
-        }
-    }
-
-    fn leave(&mut self, serial: u64, reason: LeaveReason, applying: &mut Applying<'_>) {
-        match reason {
-            LeaveReason::Success | LeaveReason::Failed => self.forget(serial, Some(reason), applying),
-            // The sender may live on: a request that is put back into a waiting queue keeps it.
-            LeaveReason::Removed => {
-                let Some(request) = self.request(serial, applying) else { return };
-                if request.failed.is_some() {
-                    // Another rank's poll failed it: polls are MIN-reduced, and this one's own did not say so.
-                    self.forget(serial, Some(LeaveReason::Failed), applying);
-                } else if request.entered.take().is_some() {
-                    self.inflight = self.inflight.saturating_sub(1);
-                    self.changed(serial, Step::Left(reason), applying);
-                }
-            }
         }
     }
 }

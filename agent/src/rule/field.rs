@@ -15,7 +15,7 @@ use serde::Serialize;
 use crate::{
     diagnose::{Cause, Conclusion, conclude},
     event::{Hello, Phase, clock::Monotonic, hello::ServerTimeout},
-    request::{gauge::GaugeCheck, tracker::Tracked},
+    request::{Queue, Side, gauge::GaugeCheck, tracker::Tracked},
 };
 
 /// SGLang's own default of both time-outs, in seconds: for servers that have not said theirs.
@@ -209,7 +209,7 @@ const fn seconds(
 const NOT_POLLED: &str = "NotPolled";
 
 /// Every field.
-pub static FIELDS: [Field; 22] = [
+pub static FIELDS: [Field; 24] = [
     text(
         "cause",
         "why the request waits",
@@ -225,8 +225,22 @@ pub static FIELDS: [Field; 22] = [
         |it| Value::Text(it.tracked.request.phase.map_or(NOT_POLLED, Phase::name)),
     ),
     text(
+        "role",
+        "the side that its server is on",
+        "marks: open, entry",
+        || Side::ALL.map(Side::name).to_vec(),
+        |it| Value::Text(it.tracked.request.side().name()),
+    ),
+    text(
+        "queue",
+        "the queue that it is in: of a prefill, inflight, or bootstrap until that is done; of a decode, prealloc or transfer",
+        "marks: enter, leave, entry",
+        || Queue::ALL.map(Queue::name).to_vec(),
+        |it| Value::Text(it.tracked.request.queue().name()),
+    ),
+    text(
         "backend",
-        "the transfer backend of the sender; fake senders are warm-ups and health checks",
+        "the transfer backend of the sender or receiver; fake ones are warm-ups and health checks",
         "marks: open, entry",
         || vec!["other", "nixl", "fake", "mooncake", "mori", "ascend"],
         |it| Value::Text(it.tracked.request.backend.name()),
@@ -245,9 +259,12 @@ pub static FIELDS: [Field; 22] = [
         || vec!["high", "low"],
         |it| Value::Text(it.conclusion.confidence.name()),
     ),
-    flag("inflight", "whether it is in the inflight queue now", "marks: enter, leave, entry", |it| {
-        Value::Flag(it.tracked.request.is_inflight())
-    }),
+    flag(
+        "inflight",
+        "whether it is in the inflight queue now; never true of a decode",
+        "marks: enter, leave, entry",
+        |it| Value::Flag(it.tracked.request.is_inflight()),
+    ),
     seconds("inflight_seconds", "time in the inflight queue; 0 when not there", "marks: enter, entry", true, |it| {
         let entered = it.tracked.request.entered.filter(|_| it.tracked.request.is_inflight());
         Value::Seconds(entered.map_or(0.0, |entered| it.seconds_since(entered)))
@@ -257,18 +274,22 @@ pub static FIELDS: [Field; 22] = [
     }),
     seconds(
         "waiting_seconds",
-        "time in the inflight queue, or since its sender was created when it is not there",
-        "marks: open, enter, entry",
+        "time in its queue, or since its sender was created when it is in none; of a decode that waits for memory, since it does",
+        "marks: open, enter, phase, entry",
         true,
         |it| Value::Seconds(it.seconds_since(it.tracked.request.waiting_since())),
     ),
     seconds("abort_seconds", "time since abort() was called last; -1 when never", "marks: abort, entry", true, |it| {
         Value::Seconds(it.tracked.request.aborted.as_ref().map_or(-1.0, |aborted| it.seconds_since(aborted.at)))
     }),
-    count("sent_chunks", "chunks", "chunks given to send()", "marks: send, entry", |it| {
-        Value::Count(it.tracked.request.sent_chunks.into())
-    }),
-    count("sent_pages", "pages", "KV pages given to send()", "marks: send, entry", |it| {
+    count(
+        "sent_chunks",
+        "chunks",
+        "chunks given to send(); of a decode, 1 once send_metadata() has told the prefill where to write",
+        "marks: send, entry",
+        |it| Value::Count(it.tracked.request.sent_chunks.into()),
+    ),
+    count("sent_pages", "pages", "KV pages given to send() or send_metadata()", "marks: send, entry", |it| {
         Value::Count(i64::try_from(it.tracked.request.sent_pages).unwrap_or(i64::MAX))
     }),
     flag("room_shared", "whether another live sender has the room now", "marks: open, entry", |it| {
@@ -277,7 +298,7 @@ pub static FIELDS: [Field; 22] = [
     count(
         "queue_length",
         "requests",
-        "requests in the server's inflight queue; -1 when not reported yet",
+        "requests in the server's inflight queue, or in both of a decode's; -1 when not reported yet",
         "marks: pass",
         |it| Value::Count(it.tracked.server.queue_length.map_or(-1, |(length, _)| length.into())),
     ),

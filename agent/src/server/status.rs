@@ -12,7 +12,7 @@ use crate::{
     event::{Hello, Rid, Room, clock::Monotonic, native::failure_name},
     kernel::plan::ProbeReport,
     request::{
-        NativeState, Watch,
+        NativeState, Queue, Side, Watch,
         correlate::TransferSubject,
         gauge::{GaugeCheck, Gauges},
         transfer::SubjectTransfers,
@@ -58,7 +58,7 @@ pub struct ServerStatus {
     pub synchronised: bool,
     /// What the server said of itself.
     pub hello: Option<Hello>,
-    /// Length of the inflight queue as the scheduler reported it last.
+    /// Length of the inflight queue, or of both of a decode's, as the scheduler reported it last.
     pub queue_length: Option<u32>,
     /// Whether generation is paused.
     pub paused: bool,
@@ -207,6 +207,10 @@ pub struct AlertStatus {
     pub rid: Option<Rid>,
     /// SGLang's room.
     pub room: Room,
+    /// The side that the server is on.
+    pub role: Side,
+    /// The queue that the request is in.
+    pub queue: Queue,
     /// Serial of the sender.
     pub serial: u64,
     /// Why it waits.
@@ -248,6 +252,8 @@ impl AlertStatus {
             pid: verdict.server.pid,
             rid: verdict.rid.clone(),
             room: verdict.room,
+            role: verdict.role,
+            queue: verdict.queue,
             serial: verdict.request.serial,
             cause: verdict.cause.name(),
             confidence: verdict.diagnosis.confidence.name(),

@@ -51,7 +51,12 @@ impl Named {
 impl Hand {
     /// Takes the channel of a server that no agent holds.
     pub fn take(server: &SglangServer) -> Self {
-        let key = discover::process_key(server.pid()).unwrap();
+        Self::of(server.pid())
+    }
+
+    /// Takes the channel of a process that no agent holds.
+    pub fn of(pid: u32) -> Self {
+        let key = discover::process_key(pid).unwrap();
         let taken = until("the hook's channel", || hook::take(key).ok());
         Self { taken, epoch: Monotonic::now().0, id: 0 }
     }

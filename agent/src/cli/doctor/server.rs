@@ -5,6 +5,7 @@ use std::{collections::HashMap, fs, iter};
 use dislodge::{
     event::{Backend, Hello},
     remedy::guard::is_proved,
+    request::Side,
     target::{
         Target,
         hook::{self, HookFile},
@@ -46,9 +47,9 @@ pub(super) fn examine(target: Target, surveyor: &mut Surveyor) -> Server {
     let advice = match (&marker, &hook) {
         (Ok(_), Ok(hook)) if hook.protocol == hook::PROTOCOL => None,
         (Ok(_), Ok(_)) => Some("its hook is of another version: install the hook of this agent's".to_owned()),
-        (Ok(_), Err(error)) => Some(format!(
-            "{error}: it becomes active with the first pass of a prefill scheduler; a decode server has none"
-        )),
+        (Ok(_), Err(error)) => {
+            Some(format!("{error}: it becomes active with the first pass of a prefill or decode scheduler"))
+        }
         (Err(marker::MarkerError::NotMapped), _) => Some(why_not_loaded(&environment(pid))),
         (Err(error), _) => Some(error.to_string()),
     };
@@ -66,12 +67,18 @@ fn is_proved_server(server: &Hello) -> bool {
 
 /// Releases, ranks and flag of a server in a line.
 pub(super) fn in_words(server: &Hello, proved: bool) -> String {
+    let is_decode = server.role.as_deref() == Some(Side::Decode.name());
     let text = |value: &Option<String>| value.clone().unwrap_or_else(|| "?".to_owned());
     let size = |value: Option<u32>| value.map_or("?".to_owned(), |size| size.to_string());
     let flag = server.flag.map_or("?", |flag| flag.name());
     let proof = if proved { "proved over TCP" } else { "unproved on this release: observed only, enforce refuses" };
+    let act = if is_decode {
+        "a decode: observed only, enforce refuses".to_owned()
+    } else {
+        format!("failure flag {flag} ({proof})")
+    };
     format!(
-        "sglang {}, {}, python {}, {} over {}, failure flag {flag} ({proof}), tp {} cp {} pp {}",
+        "sglang {}, {}, python {}, {} over {}, {act}, tp {} cp {} pp {}",
         text(&server.sglang),
         text(&server.engine),
         text(&server.python),

@@ -4,7 +4,7 @@ use std::{collections::HashMap, time::Duration};
 
 use super::{
     super::{
-        DeviceError, EndpointFailure, Sync, UnsafeRelease, Watch,
+        DeviceError, EndpointFailure, Side, Sync, UnsafeRelease, Watch,
         transfer::Observation,
         transfers::{Counted, Transfers, Work},
     },
@@ -115,6 +115,9 @@ impl Process {
     pub(super) fn unsafe_release(&self, serial: u64, left: LeaveReason) -> Option<UnsafeRelease> {
         let has_sent = |serial: &u64| self.requests.get(serial).is_some_and(|request| request.sent_chunks > 0);
         let request = self.requests.get(&serial).filter(|_| left == LeaveReason::Failed && has_sent(&serial))?;
+        if request.side() == Side::Decode {
+            return None; // what it sent was where to write; the prefill's transfers are not seen here
+        }
         // What is under way on a room may be another sender's that has sent something too.
         let room = self.rooms.get(&request.room)?;
         let alone = !room.senders.iter().any(|other| *other != serial && has_sent(other));

@@ -3,11 +3,11 @@
 use std::{collections::HashSet, time::Duration};
 
 use super::{
-    super::{Aborted, Request, ResyncReason, Sync, tracker::Step},
+    super::{Aborted, Receiving, Request, ResyncReason, Sync, tracker::Step},
     Applying, Process,
 };
 use crate::{
-    event::{Entry, Room, clock::Monotonic},
+    event::{Entry, Room, clock::Monotonic, receiver::DecodeQueue},
     record::codec::recorded,
 };
 
@@ -49,6 +49,11 @@ impl Process {
     }
 
     pub(super) fn pass(&mut self, queue_length: u32, passes: u32, at: Monotonic) {
+        self.passed(queue_length, passes, queue_length == self.inflight, at);
+    }
+
+    /// The scheduler makes passes, and so many requests are in its queues; `is_known` says whether those are the tracker's.
+    pub(super) fn passed(&mut self, queue_length: u32, passes: u32, is_known: bool, at: Monotonic) {
         self.state.paused = false;
         self.state.passes = self.state.passes.saturating_add(passes.into());
         if self.state.queue_length.is_none_or(|(before, _)| before != queue_length) {
@@ -56,7 +61,7 @@ impl Process {
         }
         self.state.queue_length = Some((queue_length, at));
         self.state.turned = Some(at);
-        if queue_length == self.inflight || self.state.sync != Sync::Complete {
+        if is_known || self.state.sync != Sync::Complete {
             self.passes_in_doubt = 0;
             return;
         }
@@ -83,7 +88,16 @@ impl Process {
         }
     }
 
-    pub(super) fn entry(&mut self, room: Room, serial: u64, epoch: u64, entry: &Entry, applying: &mut Applying<'_>) {
+    /// One live sender; or a receiver, with the queue that it is in.
+    pub(super) fn entry(
+        &mut self,
+        room: Room,
+        serial: u64,
+        epoch: u64,
+        entry: &Entry,
+        receiver: Option<Option<DecodeQueue>>,
+        applying: &mut Applying<'_>,
+    ) {
         let Some(resync) = self.resync.as_mut().filter(|resync| resync.epoch == epoch) else { return };
         resync.entries.insert(serial);
         resync.alive.insert(serial);
@@ -97,15 +111,17 @@ impl Process {
         let is_new = known.is_none();
         let former_room = known.as_ref().map(|known| known.room);
         let before = known.map_or_else(|| Request::opened(serial, room, entry.backend, applying.at), |known| *known);
+        let since = entry.entered.or(entry.created).unwrap_or(before.created);
         let request = Request {
             room,
+            receiving: receiver.map(|queue| Receiving { queue, since }),
             rid: entry.rid.or(before.rid),
             created: entry.created.unwrap_or(before.created),
             phase: entry.phase,
             phase_since: entry.phase_since.unwrap_or(before.phase_since),
             // As with an abort: what passed before the agent came is not known.
             phase_passes: if before.phase == entry.phase { before.phase_passes } else { passes },
-            entered: entry.entered,
+            entered: entry.entered.filter(|_| receiver.is_none()),
             sent_chunks: entry.sent_chunks,
             sent_pages: entry.sent_pages,
             sent_last: entry.sent_last,

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use proptest::prelude::*;
 
 use super::*;
-use crate::event::{ChunkCounts, ChunkStep, Entry};
+use crate::event::{Backend, ChunkCounts, ChunkStep, Entry};
 
 const PROCESS: ProcessKey = ProcessKey { pid: 7, start: 1 };
 const EPOCH: u64 = 5;

@@ -74,7 +74,7 @@ impl Process {
                 }
             }
         }
-        let over = |request: &mut Request| !request.is_inflight() && request.phase == Some(Phase::Success);
+        let over = |request: &mut Request| !request.is_queued() && request.phase == Some(Phase::Success);
         if self.request(serial, applying).is_some_and(over) {
             self.forget(serial, None, applying);
         }

@@ -14,9 +14,10 @@ use crate::{
         Backend, Body, ChunkCounts, ChunkStep, LeaveReason, Phase, Rid, Room,
         clock::Monotonic,
         native::{Engine, ErrorPoint, Handle, NativeEvent, Notification, TransferStatus},
+        receiver::{DecodeLeave, DecodeQueue, ReceiverEvent},
     },
     problem::{Problems, Shape, Text, duration, nearest},
-    request::ends::{Conclusion, EndState},
+    request::ends::{Conclusion, EndState, Side},
     rule::load::one_of,
 };
 
@@ -58,7 +59,7 @@ pub(super) type Raw = Spanned<BTreeMap<String, Text>>;
 
 /// What can happen, with the keys that it needs and those that it may have beside `at`, `what` and `rank`.
 const KINDS: [(&str, &[&str], &[&str]); 24] = [
-    ("open", &["room", "sender"], &["backend"]),
+    ("open", &["room", "sender"], &["backend", "role"]),
     ("close", &["sender"], &[]),
     ("phase", &["sender", "to"], &[]),
     ("abort", &["sender"], &[]),
@@ -66,7 +67,7 @@ const KINDS: [(&str, &[&str], &[&str]); 24] = [
     ("send", &["sender"], &["pages", "last"]),
     ("clear", &["sender"], &[]),
     ("failure", &["sender"], &[]),
-    ("enter", &["sender"], &["rid"]),
+    ("enter", &["sender"], &["rid", "queue"]),
     ("leave", &["sender", "reason"], &[]),
     ("peer_abort", &["room"], &[]),
     ("chunk", &["room", "step"], &["queue", "queued", "working", "abandoned", "thread"]),
@@ -91,6 +92,7 @@ pub(super) const SHAPE: Shape = Shape::Map(&[
     ("sender", Shape::Any),
     ("rank", Shape::Any),
     ("backend", Shape::Any),
+    ("role", Shape::Any),
     ("from", Shape::Any),
     ("to", Shape::Any),
     ("requested", Shape::Any),
@@ -114,6 +116,8 @@ pub(super) const SHAPE: Shape = Shape::Map(&[
 #[derive(Debug, Default)]
 pub(super) struct Known {
     senders: HashMap<(u32, u64), (Room, Option<Phase>)>,
+    /// Receivers, with the queue that each is in.
+    receivers: HashMap<(u32, u64), Option<DecodeQueue>>,
     at: Duration,
 }
 
@@ -244,7 +248,10 @@ impl<'a> Event<'a, '_, '_> {
             "enter" => {
                 let (sender, room) = self.sender()?;
                 let rid = self.text("rid").map(|text| Rid { text: text.value.clone(), truncated: false });
-                Body::Enter { room, sender, rid, queue_length: 0 }
+                match self.text("queue") {
+                    Some(_) => return self.enter_decode(sender, room, rid),
+                    None => Body::Enter { room, sender, rid, queue_length: 0 },
+                }
             }
             "leave" => {
                 let reasons = [
@@ -253,7 +260,10 @@ impl<'a> Event<'a, '_, '_> {
                     ("removed", LeaveReason::Removed),
                 ];
                 let ((sender, room), reason) = (self.sender()?, self.word("reason", &reasons)?);
-                Body::Leave { room, sender, reason }
+                match self.known.receivers.insert((self.rank, sender), None).flatten() {
+                    Some(queue) => left(sender, room, queue, reason.into()),
+                    None => Body::Leave { room, sender, reason },
+                }
             }
             "peer_abort" => Body::PeerAbort { room: self.room()?, room_present: true },
             "chunk" => self.chunk()?,
@@ -299,7 +309,22 @@ impl<'a> Event<'a, '_, '_> {
         let backend = if self.text("backend").is_some() { self.word("backend", &backends)? } else { Backend::Nixl };
         let (room, sender) = (self.room()?, self.number("sender", 0)?);
         self.known.senders.insert((self.rank, sender), (room, None));
-        Some(Body::Open { room, sender, backend })
+        let roles = Side::ALL.map(|role| (role.name(), role));
+        let role = if self.text("role").is_some() { self.word("role", &roles)? } else { Side::Prefill };
+        Some(match role {
+            Side::Prefill => Body::Open { room, sender, backend },
+            Side::Decode => Body::Receiver(ReceiverEvent::Open { room, sender, backend }),
+        })
+    }
+
+    /// Of a decode: what leaves one queue for the other leaves it first.
+    fn enter_decode(&mut self, sender: u64, room: Room, rid: Option<Rid>) -> Option<What> {
+        let queues = [("prealloc", DecodeQueue::Prealloc), ("transfer", DecodeQueue::Transfer)];
+        let queue = self.word("queue", &queues)?;
+        let before = self.known.receivers.insert((self.rank, sender), Some(queue)).flatten();
+        let before = before.map(|before| left(sender, room, before, DecodeLeave::Preallocated));
+        let entered = Body::Receiver(ReceiverEvent::Enter { room, sender, queue, rid });
+        Some(What::Seen(SCHEDULER, before.into_iter().chain([entered]).collect()))
     }
 
     fn phase(&mut self) -> Option<Body> {
@@ -335,6 +360,10 @@ impl<'a> Event<'a, '_, '_> {
         ];
         Some(NativeEvent::Status { handle: self.handle()?, status: self.word("status", &statuses)?, moved: None })
     }
+}
+
+fn left(sender: u64, room: Room, queue: DecodeQueue, reason: DecodeLeave) -> Body {
+    Body::Receiver(ReceiverEvent::Leave { room, sender, queue, reason })
 }
 
 /// What the decode side is told when a transfer is done, as SGLang up to 0.5.22 writes it: whose transfer it is.

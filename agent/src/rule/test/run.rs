@@ -16,14 +16,14 @@ use super::{
 };
 use crate::{
     core::{Core, Effects, Input, Pace},
-    event::{Body, Event, Hello, ProcessKey, Room, clock::Monotonic, native::Engine},
+    event::{Body, Event, Hello, ProcessKey, Room, clock::Monotonic, native::Engine, receiver::ReceiverEvent},
     problem::Problem,
     record::{
         reader::{ReadError, Reader},
         replay::{Replay, ReplayError, Told},
     },
     request::{
-        ResyncReason,
+        Queue, ResyncReason,
         ends::{EndState, RoomEnd, Side},
         tracker::{Limits, Parting},
     },
@@ -249,10 +249,19 @@ impl Scene {
             if tracker.server(process(rank)).is_some_and(|server| server.paused) {
                 continue;
             }
-            let of_rank = tracker.requests().filter(|tracked| tracked.key.process == process(rank));
-            let inflight = of_rank.filter(|tracked| tracked.request.is_inflight()).count();
-            let queue_length = u32::try_from(inflight).unwrap_or(u32::MAX);
-            self.see(rank, SCHEDULER, at, Body::Pass { queue_length, passes: PASSES });
+            let count = |queue: Queue| {
+                let of_rank = tracker.requests().filter(|tracked| tracked.key.process == process(rank));
+                u32::try_from(of_rank.filter(|it| it.request.queue() == queue).count()).unwrap_or(u32::MAX)
+            };
+            let (prealloc, transfer) = (count(Queue::Prealloc), count(Queue::Transfer));
+            let is_decode =
+                tracker.requests().any(|it| it.key.process == process(rank) && it.request.side() == Side::Decode);
+            let pass = if is_decode {
+                Body::Receiver(ReceiverEvent::Pass { prealloc, transfer, passes: PASSES })
+            } else {
+                Body::Pass { queue_length: count(Queue::Inflight), passes: PASSES }
+            };
+            self.see(rank, SCHEDULER, at, pass);
         }
         self.tell(Input::Tick { now: BEGIN.plus(at), pace: Pace::As(None) });
     }

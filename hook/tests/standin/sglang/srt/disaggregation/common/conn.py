@@ -1,6 +1,6 @@
 """Stand-in: a status of a cleared room is dropped, and `abort` sets what `poll` does not read."""
 
-from sglang.srt.disaggregation.base.conn import BaseKVSender, KVPoll
+from sglang.srt.disaggregation.base.conn import BaseKVReceiver, BaseKVSender, KVPoll
 
 
 class CommonKVManager:
@@ -9,6 +9,7 @@ class CommonKVManager:
         self.failure_records = {}
         self.attn_tp_size, self.attn_cp_size, self.pp_size = tp, cp, pp
         self.bootstrap_timeout = 300
+        self.waiting_timeout = 300
 
     def update_status(self, bootstrap_room, status):
         if bootstrap_room not in self.request_status:
@@ -34,6 +35,25 @@ class CommonKVSender(BaseKVSender):
         self.num_kv_indices = num_kv_indices
 
     def clear(self):
+        self.kv_mgr.request_status.pop(self.bootstrap_room, None)
+
+    def abort(self):
+        self.kv_mgr.record_failure(self.bootstrap_room, "aborted")
+        self.kv_mgr.update_status(self.bootstrap_room, KVPoll.Failed)
+        self.conclude_state = KVPoll.Failed
+
+
+class CommonKVReceiver(BaseKVReceiver):
+    def __init__(self, mgr, bootstrap_addr, bootstrap_room=None):
+        self.kv_mgr = mgr
+        self.bootstrap_room = bootstrap_room
+        self.conclude_state = None
+        mgr.update_status(bootstrap_room, KVPoll.Bootstrapping)
+
+    def init(self, prefill_dp_rank: int):
+        self.kv_mgr.update_status(self.bootstrap_room, KVPoll.WaitingForInput)
+
+    def clear(self) -> None:
         self.kv_mgr.request_status.pop(self.bootstrap_room, None)
 
     def abort(self):

@@ -3,7 +3,7 @@
 import threading
 
 from sglang.srt.disaggregation.base.conn import KVPoll
-from sglang.srt.disaggregation.common.conn import CommonKVManager, CommonKVSender
+from sglang.srt.disaggregation.common.conn import CommonKVManager, CommonKVReceiver, CommonKVSender
 from sglang.srt.disaggregation.common.utils import Chunk, FastQueue
 
 
@@ -67,3 +67,27 @@ class NixlKVSender(CommonKVSender):
         self._send_failed = True
         self.clear()
         raise self._send_error or RuntimeError("failed")
+
+
+class NixlKVReceiver(CommonKVReceiver):
+    def __init__(self, mgr, bootstrap_addr, bootstrap_room=None):
+        self.started_transfer = False
+        super().__init__(mgr, bootstrap_addr, bootstrap_room)
+
+    def send_metadata(self, kv_indices, aux_index=None, state_indices=None, decode_prefix_len=None):
+        self.started_transfer = True
+
+    def poll(self) -> int:
+        if self.conclude_state is not None:
+            return self.conclude_state
+        status = self.kv_mgr.check_status(self.bootstrap_room)
+        if status in (KVPoll.Success, KVPoll.Failed):
+            self.conclude_state = status
+        return status
+
+    def clear(self) -> None:
+        super().clear()
+
+    def failure_exception(self):
+        self.clear()
+        raise RuntimeError("failed")

@@ -1,4 +1,4 @@
-//! What libraries call their statuses.
+//! Names of the numbers that transfer engines and devices say.
 
 /// UCX's name of a status (`ucs/type/status.h`).
 pub(super) fn ucs_status_name(status: i8) -> &'static str {
