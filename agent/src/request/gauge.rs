@@ -156,7 +156,9 @@ impl GaugeCheck {
     pub fn of(server: &ServerState, now: Monotonic) -> Self {
         use GaugeNotKnown::{NoSeries, NotRead, QueueMoves, QueueNotSeen, ReadOnce, RefreshDue};
         let Some(state) = server.gauge.read.as_deref() else { return Self::NotKnown(NotRead) };
-        let Some(gauge) = state.gauges.prefill_inflight else { return Self::NotKnown(NoSeries) };
+        // A decode's page has the gauge of prefills too, at 0, and what its passes count is not the inflight queue.
+        let is_decode = server.hello.as_deref().is_some_and(|hello| hello.role.as_deref() == Some("decode"));
+        let Some(gauge) = state.gauges.prefill_inflight.filter(|_| !is_decode) else { return Self::NotKnown(NoSeries) };
         let (Some((length, passed)), Some(rests)) = (server.queue_length, server.gauge.queue_rests) else {
             return Self::NotKnown(QueueNotSeen);
         };

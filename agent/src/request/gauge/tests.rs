@@ -89,6 +89,13 @@ fn a_gauge_is_not_held_against_a_queue_that_moves_or_is_not_seen() {
 }
 
 #[test]
+fn a_decodes_gauge_of_prefills_is_held_against_nothing() {
+    let mut decode = server(3, 60, "0.5.22");
+    decode.hello = Some(Box::new(Hello { role: Some("decode".to_owned()), ..Hello::default() }));
+    assert_eq!(check(decode, &[(20, 0), (35, 0)]), NotKnown(NoSeries));
+}
+
+#[test]
 fn a_reading_with_the_same_value_keeps_its_beginning() {
     let first = GaugeState::after(None, gauges(2), at(1));
     let second = GaugeState::after(Some(first), Gauges { prefill_bootstrap: Some(9), ..gauges(2) }, at(5));
