@@ -18,8 +18,8 @@ use serde_json::{Value, json};
 use support::{
     agent::{self, Agent},
     channel::Hand,
-    environment::{on_each, releases},
-    rules,
+    environment::{mooncake, on_each, releases},
+    needs, rules,
     server::{Setup, SglangServer, text},
     wait::{until, until_true},
 };
@@ -36,7 +36,12 @@ rules:
 
 /// A server whose decode is one with queues; and the decode's pid.
 fn start(release: &str) -> (SglangServer, u32) {
-    let mut server = Setup::of(release).arguments(&["--decode-server"]).start();
+    start_with(release, "nixl")
+}
+
+/// The same with this engine.
+fn start_with(release: &str, backend: &str) -> (SglangServer, u32) {
+    let mut server = Setup::of(release).arguments(&["--decode-server", "--backend", backend]).start();
     let decode = server.command("decode")["decode"].as_u64().unwrap();
     (server, decode.try_into().unwrap())
 }
@@ -59,39 +64,49 @@ fn says(alert: &Value, words: &str) -> bool {
 
 #[test]
 fn each_request_of_a_decode_is_seen_to_enter_and_to_leave_both_queues() {
-    on_each(&releases(), |release| {
-        let (mut server, decode) = start(release);
-        let (mut kernel, mut ring) = Kernel::load(Sizes { ring: 1 << 20, calls: 1024 }).unwrap();
-        let site = until("the marker", || marker::find(decode).ok());
-        kernel.attach(discover::process_key(decode).unwrap(), &site).unwrap();
-        server.serve(3);
-        let mut marks = Vec::new();
-        let is_end = |mark: &Body| matches!(mark, Body::Close { .. });
-        until_true("the receivers' ends", || {
-            ring.drain(usize::MAX, |event| marks.push(event.unwrap().body));
-            marks.iter().filter(|mark| is_end(mark)).count() == 3
-        });
-        let opened = marks.iter().filter_map(|mark| match mark {
-            Body::Receiver(ReceiverEvent::Open { room, sender, .. }) => Some((*room, *sender)),
-            _ => None,
-        });
-        for (room, sender) in opened.collect::<Vec<_>>() {
-            let of_it: Vec<&str> = marks.iter().filter_map(|mark| step(mark, sender)).collect();
-            let expected = [
-                "open",
-                "in prealloc",
-                "waits",
-                "told",
-                "out of prealloc",
-                "in transfer",
-                "success",
-                "clear",
-                "out of transfer",
-                "close",
-            ];
-            assert_eq!(of_it, expected, "room {room}");
-        }
+    on_each(&releases(), |release| assert_all_is_marked(start(release)));
+}
+
+#[test]
+fn with_mooncake_s_receivers_it_is_as_well() {
+    if needs(mooncake()).is_some() {
+        on_each(&releases(), |release| assert_all_is_marked(start_with(release, "mooncake")));
+    }
+}
+
+/// Three healthy requests, and every step of each is marked, in order.
+fn assert_all_is_marked((mut server, decode): (SglangServer, u32)) {
+    let (mut kernel, mut ring) = Kernel::load(Sizes { ring: 1 << 20, calls: 1024 }).unwrap();
+    let site = until("the marker", || marker::find(decode).ok());
+    kernel.attach(discover::process_key(decode).unwrap(), &site).unwrap();
+    server.serve(3);
+    let mut marks = Vec::new();
+    until_true("the receivers' ends", || {
+        ring.drain(usize::MAX, |event| marks.push(event.unwrap().body));
+        marks.iter().filter(|mark| matches!(mark, Body::Close { .. })).count() == 3
     });
+    let opened = marks.iter().filter_map(|mark| match mark {
+        Body::Receiver(ReceiverEvent::Open { sender, .. }) => Some(*sender),
+        _ => None,
+    });
+    let opened: Vec<u64> = opened.collect();
+    assert_eq!(opened.len(), 3);
+    for sender in opened {
+        let of_it: Vec<&str> = marks.iter().filter_map(|mark| step(mark, sender)).collect();
+        let expected = [
+            "open",
+            "in prealloc",
+            "waits",
+            "told",
+            "out of prealloc",
+            "in transfer",
+            "success",
+            "clear",
+            "out of transfer",
+            "close",
+        ];
+        assert_eq!(of_it, expected, "sender {sender}");
+    }
 }
 
 /// What a mark says of a request, in a word; nothing of its way to WaitingForInput, which it may have gone before the first poll.
@@ -251,5 +266,31 @@ fn an_agent_that_comes_later_learns_which_receivers_are_in_which_queue() {
         until_true("both queues", || (count("prealloc"), count("transfer")) == (1.0, 2.0));
         until_true("its length", || agent.server(decode).is_some_and(|server| server["queue_length"] == 3));
         assert_eq!(agent.server(decode).unwrap()["synchronised"], true);
+    });
+}
+
+#[test]
+fn an_agent_that_sees_both_ends_says_what_the_prefill_did_and_did_not_tell() {
+    // The decode hears of an abort on the prefill's side from 0.5.20 on at the earliest.
+    on_each(&["0.5.12.post1"], |release| {
+        let (mut server, decode) = start(release);
+        // The other end is looked at once a request is two seconds old.
+        let rules = EVERYTHING.replace("when: role == \"decode\"", "when: role == \"decode\" && waiting_seconds > 5.0");
+        let agent = agent::Setup::watching(&[server.pid(), decode], &rules).mode("enforce").attach();
+        let parked = text(&server.command("park")["rids"][0]);
+        let alert = the_alert(&agent);
+        let rid = text(&alert["rid"]["text"]);
+        assert_eq!((&alert["cause"], &alert["queue"]), (&"Unknown".into(), &"transfer".into()), "{alert}");
+        let lives =
+            format!("at the other end of the room, pid {} has it still, and polls WaitingForInput", server.pid());
+        assert!(says(&alert, &lives), "{alert}");
+
+        server.command(&format!("abort {parked}"));
+        server.wait_for_empty_queue();
+        let alert = agent.wait_until_alert(&rid, "the cause", |alert| alert["cause"] == "FailureNotTold");
+        assert!(says(&alert, "is done with it: failed"), "{alert}");
+        agent.wait_some_ticks(&rid);
+        agent.assert_refused(&rid, "decode_side");
+        assert_eq!(lengths(&mut server), (0, 1));
     });
 }
