@@ -1,5 +1,5 @@
 //! `dislodge explain` on recordings of simulated servers: what it says is what happened.
-#![expect(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 #[path = "fixtures/made.rs"]
 mod made;

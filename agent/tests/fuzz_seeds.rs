@@ -14,7 +14,10 @@ use std::{
 
 use dislodge::{event::decode::decode, record::reader::Reader, remedy::control::Reply, rule::load, target::mapping};
 
-const TARGETS: [(&str, fn(&[u8])); 6] = [
+/// What is run on an input.
+type Run = fn(&[u8]);
+
+const TARGETS: [(&str, Run); 6] = [
     ("decode", fuzz::decode),
     ("events", fuzz::events),
     ("rules", fuzz::rules),
