@@ -51,7 +51,7 @@ class Length(unittest.TestCase):
 
     def hello(self, sglang):
         server = Scheduler(NixlKVManager())
-        values = dict(release=lambda: sglang, sender_class=lambda _: type("MooncakeKVSender", (), {}), of=lambda _: backend.MOONCAKE,
+        values = dict(release=lambda: sglang, class_beside=lambda *_: type("MooncakeKVSender", (), {}), of=lambda _: backend.MOONCAKE,
                       flag_of_class=lambda _: 2, distribution=lambda _: "0.3.13.post1")  # fmt: skip
         patches = [mock.patch.object(backend, name, value) for name, value in values.items()]
         patches += [mock.patch.object(description, "ranks", lambda _: self.LONGEST),
@@ -59,7 +59,7 @@ class Length(unittest.TestCase):
         for patch in patches:
             patch.start()
             self.addCleanup(patch.stop)
-        text = marks.record(description.hello(server, 2**63 - 1, False))
+        text = marks.record(description.hello(server, 2**63 - 1, False, "prefill"))
         self.assertLessEqual(len(text), marks.DETAIL_BYTES)
         return json.loads(text)
 

@@ -22,6 +22,9 @@ pub(super) const HANGS_AFTER: Duration = Duration::from_secs(10);
 /// A stage that has not passed on since another one dropped a request may run a batch, whose kernels are compiled. SGLang's
 /// own watchdog ends that (`--watchdog-timeout`, 300 s unless set).
 const BATCH_ENDS_WITHIN: Duration = Duration::from_secs(300);
+/// How far stages that agree may be apart: one that has made a pass so long after another one dropped a request has had its
+/// turn to drop it.
+const LAGS_WITHIN: Duration = Duration::from_secs(1);
 
 /// The room of a request on which the ranks of this one's server differ: its own, where this rank keeps it for good; any, where
 /// the rank makes no pass any more since.
@@ -37,8 +40,8 @@ pub(super) fn diverges(tracked: &Tracked<'_>, now: Monotonic) -> Option<Room> {
         return Some(request.room);
     }
     let stalled = now.since(stalled_since(tracked, now)?);
-    let explains =
-        |it: &Difference| it.is_settled || it.is_reduced || !it.batch_may_run || stalled >= BATCH_ENDS_WITHIN;
+    let passed_on = |at: Monotonic| server.turned.is_some_and(|turned| turned >= at.plus(LAGS_WITHIN));
+    let explains = |it: &Difference| it.is_settled || it.is_reduced || passed_on(it.at) || stalled >= BATCH_ENDS_WITHIN;
     ranks.differ.filter(explains).map(|it| it.room)
 }
 

@@ -4,7 +4,7 @@
 use crate::{diagnose::Cause, remedy::guard::Refusal};
 
 /// What each cause means, and what to do about it.
-static CAUSES: [(Cause, &str, &str); 19] = [
+static CAUSES: [(Cause, &str, &str); 20] = [
     (
         Cause::FailureNotTold,
         "the other end of its room has given it up, and nobody told this one",
@@ -42,7 +42,7 @@ static CAUSES: [(Cause, &str, &str); 19] = [
     ),
     (
         Cause::PeerGone,
-        "the connection to its decode was reset, and poll() does not say so",
+        "the other end's process or connection is gone, and poll() does not say so",
         "look at the decode process; the server should notice by its heartbeats",
     ),
     (
@@ -84,6 +84,11 @@ static CAUSES: [(Cause, &str, &str); 19] = [
         Cause::RankDivergence,
         "the ranks of its server dropped different requests, so their collectives hang or will",
         "look at the server (py-spy dump, a hanging collective); it will need a restart",
+    ),
+    (
+        Cause::HeldByOtherRank,
+        "it is over on this rank, and another rank of its server still polls it as under way",
+        "look at the other rank's request of this room: that one says why",
     ),
     (
         Cause::Resurrected,

@@ -110,8 +110,6 @@ pub struct Difference {
     pub is_reduced: bool,
     /// Whether the rank that has it has polled on for so long that it will not drop it.
     pub is_settled: bool,
-    /// Whether the rank that has it may be running a batch: a request of its is prefilled, or ready for it.
-    pub batch_may_run: bool,
 }
 
 /// A request that left the queue of one rank of a server and not of another: every rank has to drop the same ones.
@@ -151,7 +149,7 @@ pub struct HeldBy {
 recorded!(struct Rank { dp, pp, cp, tp });
 recorded!(struct Ranks { rank, others, first_missing, missing, nodes, paused, differ });
 recorded!(struct OtherRank { process, rank, is_known, turned });
-recorded!(struct Difference { at, room, is_reduced, is_settled, batch_may_run });
+recorded!(struct Difference { at, room, is_reduced, is_settled });
 recorded!(struct DroppedBy { at, process, rank, is_reduced, passes, drops_within });
 recorded!(struct HeldBy { request, rank, phase, since, over_on } else { cause: None });
 

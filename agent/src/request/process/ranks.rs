@@ -151,8 +151,7 @@ impl Member<'_> {
         let Process { requests, state, .. } = self.process;
         let room = requests.get(&serial).map_or(Room::OutOfRange, |request| request.room);
         let is_settled = by.is_settled(state.passes, state.turned);
-        let batch_may_run = self.process.to_prefill() > 0;
-        Difference { at: by.at, room, is_reduced: by.is_reduced, is_settled, batch_may_run }
+        Difference { at: by.at, room, is_reduced: by.is_reduced, is_settled }
     }
 
     /// Its requests that are over, and not on another rank.
