@@ -191,7 +191,9 @@ pub fn cause(tracked: &Tracked<'_>, now: Monotonic) -> Cause {
         return Cause::LoopStalled;
     }
     if request.phase.is_some_and(Phase::is_terminal) {
-        return if request.held_by.is_some() { Cause::HeldByOtherRank } else { Cause::Unknown };
+        // Ranks poll an end less than a second apart (sglang#20485); what lasts longer holds it up.
+        let is_held = request.held_by.is_some() && now.since(request.phase_since) >= SECOND;
+        return if is_held { Cause::HeldByOtherRank } else { Cause::Unknown };
     }
     if request.side() == Side::Decode {
         return decode::cause(tracked, now);

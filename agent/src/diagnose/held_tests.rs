@@ -48,6 +48,14 @@ fn a_stage_that_has_failed_a_request_waits_for_the_others_too() {
 }
 
 #[test]
+fn ranks_that_poll_an_end_less_than_a_second_apart_hold_nothing_up() {
+    let mut ranks = Ranks::with_request(Group::Tp, 2, &[0, 1]);
+    ranks.poll(0, 3.0, Phase::Success);
+    assert_eq!(ranks.pass(3.9, &[0, 1]).cause(0, 3.9), Cause::Unknown);
+    assert_eq!(ranks.pass(4.0, &[0, 1]).cause(0, 4.0), Cause::HeldByOtherRank);
+}
+
+#[test]
 fn a_rank_that_is_not_seen_or_not_known_is_named_where_nothing_else_explains_the_wait() {
     let spread = |number| Hello { nodes: Some(2), node_rank: Some(0), ..Group::Tp.hello(4, number) };
     let mut unseen = Ranks::told([0, 1].into_iter().map(|number| (number, spread(number))), &[9]);
