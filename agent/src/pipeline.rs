@@ -45,7 +45,7 @@ use crate::{
         tracker::{Change, Limits},
     },
     rule::{Mode, RuleSet, alert::AlertState},
-    server::{Question, rooms::RoomQuestion, status::Health},
+    server::{Question, status::Health},
     sink::{
         alertmanager::{AlertmanagerSink, SetupError},
         audit::{Audit, AuditError, AuditRecord},
@@ -104,8 +104,6 @@ pub struct Parts {
 pub struct Requests {
     /// The HTTP server: for the status, or for what is known of a request.
     pub questions: mpsc::Receiver<Question>,
-    /// The HTTP server: about a room, for the agent of another node.
-    pub rooms: mpsc::Receiver<RoomQuestion>,
     /// For the rules to be read again.
     pub reload: mpsc::Receiver<()>,
     /// For what the flight recorder has.
@@ -218,7 +216,7 @@ impl Pipeline {
 
     /// Runs until `stop`; then it tells what it has recorded.
     pub async fn run(mut self, stop: CancellationToken, requests: Requests) -> Option<Recording> {
-        let Requests { mut questions, mut rooms, mut reload, mut dump } = requests;
+        let Requests { mut questions, mut reload, mut dump } = requests;
         let mut drain = pin!(sleep(Duration::ZERO));
         let mut quiet_looks = 0_u32;
         let mut tick = interval(TICK);
@@ -247,7 +245,6 @@ impl Pipeline {
                 Some(survey) = surveys.recv() => self.attach_engine(survey),
                 Some(reading) = readings.recv() => self.devices_read(reading),
                 Some(told) = telling.recv() => self.peers_told(told),
-                Some(question) = rooms.recv() => self.answer_peer(question),
                 Some(page) = pages.recv() => self.server_metrics_read(page),
                 Some(question) = questions.recv() => self.answer(question, Monotonic::now()),
                 Some(()) = reload.recv() => self.reload(),
@@ -378,6 +375,7 @@ impl Pipeline {
         // Who asked may have gone.
         let _ = match question {
             Question::Status(asker) => asker.send(self.status(now)).is_ok(),
+            Question::Room(room, side, asker) => asker.send(self.told_to_peer(room, side, now)).is_ok(),
             Question::Explain(wanted, asker) => asker.send(Box::new(self.explain(&wanted, now))).is_ok(),
         };
     }

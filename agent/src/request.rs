@@ -4,6 +4,7 @@
 //! sender the address of a freed one, so neither is ever a key.
 
 pub mod correlate;
+mod ended;
 pub mod ends;
 mod flush;
 pub mod gauge;
@@ -15,24 +16,25 @@ pub mod tracker;
 pub mod transfer;
 pub mod transfers;
 
-use rank::{DroppedBy, HeldBy, Ranks};
 use serde::Serialize;
 
+pub use ended::{Ended, ReleaseProof, UnsafeRelease};
+use ends::RoomEnd;
 pub use ends::Side;
 use gauge::ServerGauge;
 pub use notified::PeerEnded;
 pub use place::{Queue, Receiving};
+use rank::{DroppedBy, HeldBy, Ranks};
 
 use crate::{
     event::{
-        Backend, ChunkCounts, Hello, LeaveReason, Phase, ProcessKey, Rid, Room,
+        Backend, ChunkCounts, Hello, Phase, ProcessKey, Rid, Room,
         clock::Monotonic,
         native::{Engine, ErrorPoint},
     },
     record::codec::recorded,
     target::device::DeviceErrorKind,
 };
-use ends::RoomEnd;
 
 /// A request instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
@@ -107,9 +109,6 @@ recorded!(struct Request {
 });
 recorded!(struct Aborted { at, passes });
 recorded!(struct Resurrected { at, to });
-recorded!(struct Ended { at, left, unsafe_release });
-recorded!(struct UnsafeRelease { transfers, oldest, proof });
-recorded!(enum ReleaseProof { 0 OnTheWire {}, 1 RanOn { at }, 2 NotShown {}, 3 NotAllSeen {} });
 
 /// An `abort()` that was seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -127,63 +126,6 @@ pub struct Resurrected {
     pub at: Monotonic,
     /// By what.
     pub to: Phase,
-}
-
-/// The end of a request.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ended {
-    /// When.
-    pub at: Monotonic,
-    /// Why it left the inflight queue; nothing when it ended without having been there.
-    pub left: Option<LeaveReason>,
-    /// What was under way when it gave its pages back, where that may harm others.
-    pub unsafe_release: Option<Box<UnsafeRelease>>,
-}
-
-/// Pages that were given back while a transfer still read them: who gets them next may have its bytes sent in their place,
-/// or sees its own overwritten on the decode side.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct UnsafeRelease {
-    /// Transfers of the room whose end had not been seen.
-    pub transfers: usize,
-    /// When the oldest of them was posted.
-    pub oldest: Monotonic,
-    /// What shows that one was under way.
-    pub proof: ReleaseProof,
-}
-
-/// What shows that a transfer was under way when its pages were given back. That its end had not been seen is not enough:
-/// Mooncake's is seen when a worker frees the batch, and NIXL's without its flushes when somebody has asked for the status.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ReleaseProof {
-    /// Its end is seen on the wire when it comes, and had not come.
-    OnTheWire,
-    /// It was read in the server's memory after that, and was not over.
-    RanOn {
-        /// When.
-        at: Monotonic,
-    },
-    /// Nothing so far: it may have been over.
-    NotShown,
-    /// Nothing ever will: its end may be among what was not seen, or it may be another request's.
-    NotAllSeen,
-}
-
-impl UnsafeRelease {
-    /// Whether it is proved.
-    pub fn is_proved(&self) -> bool {
-        matches!(self.proof, ReleaseProof::OnTheWire | ReleaseProof::RanOn { .. })
-    }
-}
-
-impl Ended {
-    /// When it was known last what it did to others.
-    pub fn known_at(&self) -> Monotonic {
-        match self.unsafe_release.as_deref() {
-            Some(UnsafeRelease { proof: ReleaseProof::RanOn { at }, .. }) => self.at.max(*at),
-            _ => self.at,
-        }
-    }
 }
 
 impl Request {

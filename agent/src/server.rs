@@ -24,8 +24,9 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     event::clock::Monotonic,
     explain::{answer::Live, wanted::Wanted},
+    request::Side,
 };
-use rooms::RoomQuestion;
+use rooms::RoomAnswer;
 use status::{Health, Status};
 
 /// What the routes need.
@@ -37,8 +38,6 @@ pub struct Api {
     pub health: Arc<Health>,
     /// Asks the pipeline.
     pub questions: mpsc::Sender<Question>,
-    /// Asks the pipeline about a room.
-    pub rooms: mpsc::Sender<RoomQuestion>,
 }
 
 /// What the pipeline is asked, and who wants to know.
@@ -48,6 +47,8 @@ pub enum Question {
     Status(oneshot::Sender<Status>),
     /// What it knows of a request.
     Explain(Wanted, oneshot::Sender<Box<Live>>),
+    /// What it knows of this end of a room, by its number.
+    Room(u64, Side, oneshot::Sender<RoomAnswer>),
 }
 
 /// Why the API cannot be served.
@@ -137,17 +138,11 @@ async fn ask<T: Serialize>(api: &Api, question: impl FnOnce(oneshot::Sender<T>) 
     }
 }
 
+/// What is known of one end of a room: for the agent of the node at the other one.
 async fn room(
     State(api): State<Api>,
     Path(room): Path<u64>,
     Query(rooms::Query { side }): Query<rooms::Query>,
 ) -> Response {
-    let (answer, told) = oneshot::channel();
-    if api.rooms.send(RoomQuestion { room, side, answer }).await.is_err() {
-        return (StatusCode::SERVICE_UNAVAILABLE, "the pipeline has stopped\n").into_response();
-    }
-    match told.await {
-        Ok(told) => Json(told).into_response(),
-        Err(_) => (StatusCode::SERVICE_UNAVAILABLE, "the pipeline has stopped\n").into_response(),
-    }
+    ask(&api, |asker| Question::Room(room, side, asker)).await
 }

@@ -105,10 +105,9 @@ async fn watch(mut server: DemoServer, folder: &std::path::Path, without_bpf: bo
     };
     let stop = CancellationToken::new();
     let (_ask, asked) = mpsc::channel(1);
-    let (_ask_of_rooms, rooms) = mpsc::channel(1);
     let (_reload, reload) = mpsc::channel(1);
     let (_dump, dump) = mpsc::channel(1);
-    let requests = Requests { questions: asked, rooms, reload, dump };
+    let requests = Requests { questions: asked, reload, dump };
     let pipeline = tokio::spawn(Pipeline::start(parts)?.run(stop.clone(), requests));
 
     let mut story = Story::default();

@@ -123,7 +123,6 @@ impl Record {
         let recording = runtime.map_err(|error| error.to_string())?.block_on(async {
             let stop = CancellationToken::new();
             let (_ask, questions) = mpsc::channel(1);
-            let (_ask_of_rooms, rooms) = mpsc::channel(1);
             let (reload_, reload) = mpsc::channel(1);
             let (dump_, dump) = mpsc::channel(1);
             signals::watch(stop.clone(), reload_, dump_).map_err(|error| error.to_string())?;
@@ -133,7 +132,7 @@ impl Record {
                 tokio::time::sleep(duration).await;
                 end.cancel();
             });
-            let recording = pipeline.run(stop, Requests { questions, rooms, reload, dump }).await;
+            let recording = pipeline.run(stop, Requests { questions, reload, dump }).await;
             recording.ok_or_else(|| "nothing was recorded".to_owned())
         })?;
         if !self.anonymize {

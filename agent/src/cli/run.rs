@@ -86,7 +86,6 @@ impl Run {
         runtime.block_on(async move {
             let (stop, mut tasks) = (CancellationToken::new(), JoinSet::new());
             let (ask, asked) = mpsc::channel(8);
-            let (ask_of_rooms, rooms) = mpsc::channel(8);
             let (reload, reloads) = mpsc::channel(1);
             let (dump, dumps) = mpsc::channel(1);
             let metrics = Metrics::default();
@@ -99,7 +98,7 @@ impl Run {
             if let Ok(address) = listener.local_addr() {
                 tracing::info!(%address, mode = config.mode.name(), "serving /metrics, /live, /ready, /status, /explain");
             }
-            let api = Api { registry, health: Arc::clone(&health), questions: ask, rooms: ask_of_rooms };
+            let api = Api { registry, health: Arc::clone(&health), questions: ask };
             let (notices, only, resynchronise, record_for) = (None, self.pid, !self.no_resynchronise, None);
             let returns = ReturnProbes::from(&outcome);
             let parts = Parts {
@@ -123,7 +122,7 @@ impl Run {
                 return fail(error);
             }
             tasks.spawn(serve(listener, api, stop.clone()));
-            pipeline.run(stop, Requests { questions: asked, rooms, reload: reloads, dump: dumps }).await;
+            pipeline.run(stop, Requests { questions: asked, reload: reloads, dump: dumps }).await;
             // The HTTP server finishes what it was asked, but a client that never ends keeps nobody.
             let _ = tokio::time::timeout(std::time::Duration::from_secs(1), tasks.join_next()).await;
             ExitCode::SUCCESS

@@ -22,7 +22,7 @@ use crate::{
     },
     request::{
         DeviceError, Queue, ReleaseProof, Resurrected, Sync,
-        ends::{Conclusion, EndState, RoomEnd, Side},
+        ends::{RoomEnd, Side},
         rank::Rank,
         tracker::Tracked,
         transfer::Looked,
@@ -224,7 +224,7 @@ impl fmt::Display for Fact {
             Self::FakeSender => {
                 f.write_str("a fake sender, of a warm-up or a health check: it has nothing to transfer")
             }
-            Self::OtherEnd(end) => write_end(f, end),
+            Self::OtherEnd(end) => end.fmt(f),
             Self::OtherEndNotSeen => f.write_str(
                 "what the other end of the room does is not seen: no server of this node has it, and no agent of another one \
                  (`peers.urls`) told of it",
@@ -251,21 +251,6 @@ impl fmt::Display for Fact {
                 )
             }
         }
-    }
-}
-
-fn write_end(f: &mut fmt::Formatter<'_>, end: &RoomEnd) -> fmt::Result {
-    write!(f, "at the other end of the room, pid {}", end.pid)?;
-    if let Some(node) = &end.node {
-        write!(f, " on {}", node.escape_debug())?;
-    }
-    match end.state {
-        EndState::Lives { phase: Some(phase), .. } => write!(f, " has it still, and polls {phase} ever since"),
-        EndState::Lives { phase: None, .. } => f.write_str(" has it still, and has not polled it"),
-        EndState::Left { how: Conclusion::Success, .. } => f.write_str(" is done with it: success"),
-        EndState::Left { how: Conclusion::Failed, .. } => f.write_str(" is done with it: failed"),
-        EndState::Left { how: Conclusion::Dropped, .. } => f.write_str(" dropped it before it was over"),
-        EndState::ProcessEnded { .. } => f.write_str(" ended while it had it"),
     }
 }
 
@@ -304,13 +289,8 @@ pub(super) fn evidence(tracked: &Tracked<'_>, cause: Cause, now: Monotonic) -> V
     }
     if let Some(since) = stalled_since(tracked, now) {
         seen(since, Fact::NoPass { since_ms: now.since(since).as_millis() as u64 });
-        seen(
-            since,
-            match server.to_prefill {
-                0 => Fact::NothingToPrefill,
-                requests => Fact::BatchMayRun { requests },
-            },
-        );
+        let requests = server.to_prefill;
+        seen(since, if requests > 0 { Fact::BatchMayRun { requests } } else { Fact::NothingToPrefill });
     }
     if request.backend == Backend::Fake {
         seen(request.created, Fact::FakeSender);
@@ -330,30 +310,12 @@ pub(super) fn evidence(tracked: &Tracked<'_>, cause: Cause, now: Monotonic) -> V
     if let Sync::Asked { at, .. } = server.sync {
         seen(at, Fact::EventsMissing);
     }
-    of_other_end(tracked, cause, &mut evidence);
+    other_end::evidence(tracked, cause, &mut evidence);
     of_ranks(tracked, cause, now, &mut evidence);
     of_transfers(tracked, now, &mut evidence);
     evidence.extend(gauge_evidence(tracked, now));
     evidence.sort_by_key(|evidence| evidence.at);
     evidence
-}
-
-fn of_other_end(tracked: &Tracked<'_>, cause: Cause, evidence: &mut Vec<Evidence>) {
-    let mut seen = |at, fact| evidence.push(Evidence { source: Source::Peer, at, fact });
-    if let Some(end) = &tracked.request.other_end {
-        let at = match end.state {
-            EndState::Lives { since, .. } => since,
-            EndState::Left { at, .. } | EndState::ProcessEnded { at } => at,
-        };
-        seen(at, Fact::OtherEnd(end.as_ref().clone()));
-    } else if other_end::is_missed(tracked, cause) {
-        seen(tracked.request.waiting_since(), Fact::OtherEndNotSeen);
-    }
-    if let Some(peer) =
-        tracked.server.native.peer_ended.filter(|_| tracked.transfers.of_room(tracked.request.room).is_some())
-    {
-        seen(peer.at, Fact::PeerEnded { pid: peer.pid });
-    }
 }
 
 fn of_transfers(tracked: &Tracked<'_>, now: Monotonic, evidence: &mut Vec<Evidence>) {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::Cause;
+use super::{Cause, Evidence, Fact, Source};
 use crate::{
     event::clock::Monotonic,
     request::{
@@ -32,4 +32,19 @@ pub(super) fn cause(tracked: &Tracked<'_>, now: Monotonic) -> Option<Cause> {
 pub(super) fn is_missed(tracked: &Tracked<'_>, cause: Cause) -> bool {
     let says_its_side = tracked.server.hello.as_deref().is_some_and(|hello| hello.role.is_some());
     cause == Cause::Unknown && says_its_side && tracked.request.ended.is_none() && tracked.request.other_end.is_none()
+}
+
+/// What is seen of the other end, and that it is missed.
+pub(super) fn evidence(tracked: &Tracked<'_>, cause: Cause, evidence: &mut Vec<Evidence>) {
+    let mut seen = |at, fact| evidence.push(Evidence { source: Source::Peer, at, fact });
+    if let Some(end) = &tracked.request.other_end {
+        seen(end.state.at(), Fact::OtherEnd(end.as_ref().clone()));
+    } else if is_missed(tracked, cause) {
+        seen(tracked.request.waiting_since(), Fact::OtherEndNotSeen);
+    }
+    if let Some(peer) =
+        tracked.server.native.peer_ended.filter(|_| tracked.transfers.of_room(tracked.request.room).is_some())
+    {
+        seen(peer.at, Fact::PeerEnded { pid: peer.pid });
+    }
 }

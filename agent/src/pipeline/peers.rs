@@ -17,7 +17,7 @@ use crate::{
     event::{Room, clock::Monotonic},
     metrics::{Metrics, OutcomeLabel},
     request::ends::{RoomEnd, Side},
-    server::rooms::{RoomAnswer, RoomQuestion},
+    server::rooms::RoomAnswer,
 };
 
 /// A request has waited long when its phase has not changed for this time: healthy ones are through.
@@ -106,12 +106,10 @@ impl Pipeline {
         }
     }
 
-    /// Answers the agent of another node.
-    pub(super) fn answer_peer(&self, question: RoomQuestion) {
-        let RoomQuestion { room, side, answer } = question;
+    /// What the agent of another node is told.
+    pub(super) fn told_to_peer(&self, room: u64, side: Side, now: Monotonic) -> RoomAnswer {
         let ends = self.core.tracker().ends_of(Room::Number(room), side);
-        // The asker may have gone.
-        let _ = answer.send(RoomAnswer::new(self.config.node.clone(), &ends, Monotonic::now()));
+        RoomAnswer::new(self.config.node.clone(), &ends, now)
     }
 }
 

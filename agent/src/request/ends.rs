@@ -6,6 +6,7 @@
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
+    fmt,
     time::Duration,
 };
 
@@ -107,7 +108,16 @@ pub enum EndState {
     },
 }
 
-/// An end of a room.
+impl EndState {
+    /// Since when it is so.
+    pub fn at(self) -> Monotonic {
+        match self {
+            Self::Lives { since: at, .. } | Self::Left { at, .. } | Self::ProcessEnded { at } => at,
+        }
+    }
+}
+
+/// An end of a room. Displays as a sentence.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct RoomEnd {
     /// Its node; nothing for this one.
@@ -119,6 +129,23 @@ pub struct RoomEnd {
     pub state: EndState,
 }
 
+impl fmt::Display for RoomEnd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "at the other end of the room, pid {}", self.pid)?;
+        if let Some(node) = &self.node {
+            write!(f, " on {}", node.escape_debug())?;
+        }
+        match self.state {
+            EndState::Lives { phase: Some(phase), .. } => write!(f, " has it still, and polls {phase} ever since"),
+            EndState::Lives { phase: None, .. } => f.write_str(" has it still, and has not polled it"),
+            EndState::Left { how: Conclusion::Success, .. } => f.write_str(" is done with it: success"),
+            EndState::Left { how: Conclusion::Failed, .. } => f.write_str(" is done with it: failed"),
+            EndState::Left { how: Conclusion::Dropped, .. } => f.write_str(" dropped it before it was over"),
+            EndState::ProcessEnded { .. } => f.write_str(" ended while it had it"),
+        }
+    }
+}
+
 /// A process that ended, and what it had then.
 #[derive(Debug)]
 struct Gone {
@@ -128,10 +155,9 @@ struct Gone {
     rooms: HashSet<Room>,
 }
 
-/// What agents of other nodes said of a room.
+/// What agents of other nodes said of an end of a room.
 #[derive(Debug)]
 struct Answer {
-    side: Side,
     ends: Vec<RoomEnd>,
     at: Monotonic,
 }
@@ -141,14 +167,14 @@ struct Answer {
 pub(super) struct Ends {
     compared: Monotonic,
     gone: VecDeque<Gone>,
-    answers: HashMap<Room, Answer>,
+    answers: HashMap<(Room, Side), Answer>,
 }
 
 recorded!(number Side { 0 Prefill, 1 Decode });
 recorded!(number Conclusion { 0 Success, 1 Failed, 2 Dropped });
 recorded!(enum EndState { 0 Lives { phase, since }, 1 Left { how, at }, 2 ProcessEnded { at } });
 recorded!(struct Gone { key, side, at, rooms });
-recorded!(struct Answer { side, ends, at });
+recorded!(struct Answer { ends, at });
 recorded!(struct Ends { compared, gone, answers });
 
 impl Ends {
@@ -171,21 +197,30 @@ impl Ends {
         self.answers.retain(|_, answer| now.since(answer.at) < ANSWER_KEPT);
     }
 
-    /// The one end of that side that has or had the room since then: of this node, else of another one.
-    fn of_room(&self, room: Room, side: Side, since: Monotonic, processes: &[&Process]) -> Option<RoomEnd> {
-        let here = |pid, state| RoomEnd { node: None, pid, state };
-        let live =
-            processes.iter().filter_map(|process| Some(here(process.key().pid, process.end_of_room(room, since)?)));
+    /// What each of these processes, and of those that ended, does with the room, or did at `since` or later.
+    fn here<'a>(
+        &'a self,
+        room: Room,
+        side: Side,
+        since: Monotonic,
+        processes: impl Iterator<Item = &'a Process> + 'a,
+    ) -> impl Iterator<Item = RoomEnd> + 'a {
+        let live = processes.filter_map(move |process| Some((process.key().pid, process.end_of_room(room, since)?)));
         let gone = self
             .gone
             .iter()
-            .filter(|gone| gone.side == Some(side) && gone.at >= since && gone.rooms.contains(&room))
-            .map(|gone| here(gone.key.pid, EndState::ProcessEnded { at: gone.at }));
-        let mut local = live.chain(gone).peekable();
-        if local.peek().is_some() {
-            return the_one(local);
+            .filter(move |gone| gone.side == Some(side) && gone.at >= since && gone.rooms.contains(&room))
+            .map(|gone| (gone.key.pid, EndState::ProcessEnded { at: gone.at }));
+        live.chain(gone).map(|(pid, state)| RoomEnd { node: None, pid, state })
+    }
+
+    /// The one end of that side that has or had the room since then: of this node, else of another one.
+    fn of_room(&self, room: Room, side: Side, since: Monotonic, processes: &[&Process]) -> Option<RoomEnd> {
+        let mut here = self.here(room, side, since, processes.iter().copied()).peekable();
+        if here.peek().is_some() {
+            return the_one(here);
         }
-        let answer = self.answers.get(&room).filter(|answer| answer.side == side)?;
+        let answer = self.answers.get(&(room, side))?;
         the_one(answer.ends.iter().filter(|end| is_of(end.state, since)).cloned())
     }
 }
@@ -253,21 +288,15 @@ impl Tracker {
 
     /// What this node knows of a room at one of its sides: for the agent of the node at the other one.
     pub fn ends_of(&self, room: Room, side: Side) -> Vec<RoomEnd> {
-        let live = self.processes.values().filter(|process| process.side() == Some(side)).filter_map(|process| {
-            let state = process.end_of_room(room, Monotonic(0))?;
-            Some(RoomEnd { node: None, pid: process.key().pid, state })
-        });
-        let gone = self.ends.gone.iter().filter(|gone| gone.side == Some(side) && gone.rooms.contains(&room));
-        let gone =
-            gone.map(|gone| RoomEnd { node: None, pid: gone.key.pid, state: EndState::ProcessEnded { at: gone.at } });
-        live.chain(gone).take(MAX_ENDS).collect()
+        let processes = self.processes.values().filter(move |process| process.side() == Some(side));
+        self.ends.here(room, side, Monotonic(0), processes).take(MAX_ENDS).collect()
     }
 
     /// Takes over what agents of other nodes said of a room at that side.
     pub fn told_of_ends(&mut self, room: Room, side: Side, mut ends: Vec<RoomEnd>, at: Monotonic) {
         ends.truncate(MAX_ENDS);
-        if self.ends.answers.len() < MAX_ANSWERS || self.ends.answers.contains_key(&room) {
-            self.ends.answers.insert(room, Answer { side, ends, at });
+        if self.ends.answers.len() < MAX_ANSWERS || self.ends.answers.contains_key(&(room, side)) {
+            self.ends.answers.insert((room, side), Answer { ends, at });
         }
     }
 

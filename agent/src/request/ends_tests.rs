@@ -220,6 +220,19 @@ fn what_agents_of_other_nodes_tell_counts_where_this_node_sees_no_other_end_and_
 }
 
 #[test]
+fn what_is_told_of_one_end_does_not_replace_what_was_told_of_the_other() {
+    let mut node = Node::with_request(&[10]);
+    let tell = |node: &mut Node, side, how| {
+        let state = EndState::Left { how, at: at(4.0) };
+        let ends = vec![RoomEnd { node: Some("other".to_owned()), pid: 5, state }];
+        node.tell(Input::RoomEnds { room: ROOM, side, ends, at: at(12.0) });
+    };
+    tell(&mut node, Side::Decode, Conclusion::Failed);
+    tell(&mut node, Side::Prefill, Conclusion::Success);
+    assert_eq!(node.cause(10, 13.0), Cause::FailureNotTold);
+}
+
+#[test]
 fn what_this_node_tells_others_is_what_each_of_its_servers_at_that_side_does_with_the_room() {
     let mut node = Node::with_request(&[10, 20, 21]);
     node.leave(21, 3.0, LeaveReason::Failed);

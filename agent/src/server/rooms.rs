@@ -4,7 +4,6 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use tokio::sync::oneshot;
 
 use crate::{
     event::{Phase, clock::Monotonic},
@@ -16,18 +15,7 @@ const MAX_NODE: usize = 253;
 /// Most ends that are taken from one answer.
 const MAX_ENDS: usize = 16;
 
-/// A question about a room, and where the answer goes.
-#[derive(Debug)]
-pub struct RoomQuestion {
-    /// Its number.
-    pub room: u64,
-    /// Which of its ends.
-    pub side: Side,
-    /// Who asks.
-    pub answer: oneshot::Sender<RoomAnswer>,
-}
-
-/// What the path and the query say.
+/// What the query says.
 #[derive(Clone, Copy, Debug, Deserialize)]
 pub(super) struct Query {
     pub(super) side: Side,
